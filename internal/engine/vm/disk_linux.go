@@ -1,0 +1,15 @@
+package vm
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	seekData = unix.SEEK_DATA
+	seekHole = unix.SEEK_HOLE
+)
+
+// cloneFile shares the blocks of in, on file systems that can.
+func cloneFile(out, in *os.File) error { return unix.IoctlFileClone(int(out.Fd()), int(in.Fd())) }

@@ -1,0 +1,217 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/hutch-sandbox/hutch/api/hutchv1"
+	"github.com/hutch-sandbox/hutch/api/hutchv1/hutchv1connect"
+	"github.com/hutch-sandbox/hutch/box"
+	"github.com/hutch-sandbox/hutch/internal/guest/wire"
+)
+
+// server is the keeper's socket.
+type server struct {
+	http     *http.Server
+	listener net.Listener
+	served   sync.WaitGroup
+}
+
+// serve opens the socket. The folder's mode keeps other users out; whoever can
+// reach the socket owns the box.
+func (k *keeper) serve() error {
+	l, err := k.b.Listen()
+	if err != nil {
+		return err
+	}
+	mux := http.NewServeMux()
+	path, handler := hutchv1connect.NewBoxHandler(&boxService{k: k})
+	mux.Handle(path, handler)
+	proxy := k.newProxy()
+	for _, name := range []string{
+		hutchv1connect.ProcessName, hutchv1connect.FilesName,
+		hutchv1connect.TunnelName, hutchv1connect.SystemName,
+	} {
+		mux.Handle("/"+name+"/", proxy)
+	}
+	var protocols http.Protocols
+	protocols.SetUnencryptedHTTP2(true)
+	protocols.SetHTTP1(true)
+	k.srv = &server{listener: l, http: &http.Server{
+		Handler:           mux,
+		Protocols:         &protocols,
+		ReadHeaderTimeout: 30 * time.Second,
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams:      10_000,
+			MaxReadFrameSize:          1 << 20,
+			MaxReceiveBufferPerStream: 4 << 20,
+			// A bound here would let a few stalled uploads stop all others.
+			MaxReceiveBufferPerConnection: 1 << 30,
+		},
+	}}
+	k.srv.served.Go(func() { _ = k.srv.http.Serve(l) })
+	return nil
+}
+
+// closeListener refuses new connections: whoever comes now waits for the end
+// of this keeper and starts another.
+func (s *server) closeListener() { _ = s.listener.Close() }
+
+// close ends all calls.
+func (s *server) close(ctx context.Context) {
+	if err := s.http.Shutdown(ctx); err != nil {
+		_ = s.http.Close()
+	}
+	s.served.Wait()
+}
+
+// leases counts who uses the box.
+type leases struct {
+	mu   sync.Mutex
+	n    int
+	ever bool
+	idle *time.Timer
+}
+
+// firstLease is how long a box that just started waits for its first user.
+const firstLease = 15 * time.Second
+
+// start arms the timer that stops the box if nobody comes.
+func (l *leases) start(expire func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.ever { // somebody may have been quicker
+		l.idle = time.AfterFunc(firstLease, expire)
+	}
+}
+
+func (l *leases) take() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.n++
+	l.ever = true
+	if l.idle != nil {
+		l.idle.Stop()
+	}
+}
+
+// drop reports whether that was the last.
+func (l *leases) drop() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.n--
+	return l.n == 0
+}
+
+func (l *leases) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.n
+}
+
+func (l *leases) stop() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.idle != nil {
+		l.idle.Stop()
+	}
+}
+
+// boxService is the Box service of hutch.v1.
+type boxService struct{ k *keeper }
+
+// Hold keeps a lease while the stream lasts, and announces the end.
+func (s *boxService) Hold(ctx context.Context, req *connect.Request[hutchv1.HoldRequest], stream *connect.ServerStream[hutchv1.HoldEvent]) error {
+	k := s.k
+	if !req.Msg.GetObserve() {
+		k.leases.take()
+		defer func() {
+			if k.leases.drop() && !k.outlives() {
+				k.requestStop(stopRequest{reason: "nobody uses it any more"})
+			}
+		}()
+	}
+	if err := stream.Send(&hutchv1.HoldEvent{State: "running"}); err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-k.settled:
+	}
+	ev := &hutchv1.HoldEvent{State: "stopped", Reason: k.final.Reason}
+	if k.final.Exit != nil {
+		ev.Exit = wire.ExitedMessage(*k.final.Exit)
+	}
+	return stream.Send(ev)
+}
+
+// Stop asks for the end and waits for it.
+func (s *boxService) Stop(ctx context.Context, req *connect.Request[hutchv1.StopRequest]) (*connect.Response[hutchv1.StopResponse], error) {
+	r := stopRequest{reason: "stopped", grace: time.Duration(req.Msg.GetGraceMsec()) * time.Millisecond, asked: true}
+	if req.Msg.GetKill() {
+		r = stopRequest{reason: "killed", kill: true, asked: true}
+	}
+	s.k.requestStop(r)
+	select {
+	case <-s.k.settled:
+		return connect.NewResponse(&hutchv1.StopResponse{}), nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Stats joins what the engine and the agent know.
+func (s *boxService) Stats(ctx context.Context, _ *connect.Request[hutchv1.BoxStatsRequest]) (*connect.Response[hutchv1.BoxStatsResponse], error) {
+	host, err := s.k.m.inst.Stats(ctx)
+	if err != nil {
+		return nil, wire.Encode(s.k.goneError(err))
+	}
+	lim := s.k.m.inst.Limits()
+	out := &hutchv1.BoxStatsResponse{
+		CpuUsec:     uint64(host.CPU.Microseconds()),
+		Memory:      uint64(max(host.Memory, 0)),
+		MemoryLimit: uint64(lim.Memory.Value),
+		DiskLimit:   uint64(lim.Disk.Value),
+		UptimeUsec:  uint64(time.Since(s.k.started).Microseconds()),
+		Leases:      uint32(s.k.leases.count()),
+		Network:     networkStats(s.k.m.gateway.Stats()),
+	}
+	if !s.k.paused() {
+		guest, err := s.k.m.agent.SystemStats(ctx)
+		if err != nil {
+			return nil, wire.Encode(err)
+		}
+		out.Processes, out.Execs, out.Disk = guest.GetProcesses(), guest.GetExecs(), guest.GetDiskUsed()
+	}
+	if host.Disk >= 0 {
+		out.Disk = uint64(host.Disk)
+	}
+	return connect.NewResponse(out), nil
+}
+
+// Pause freezes the box.
+func (s *boxService) Pause(ctx context.Context, _ *connect.Request[hutchv1.PauseRequest]) (*connect.Response[hutchv1.PauseResponse], error) {
+	return connect.NewResponse(&hutchv1.PauseResponse{}), wireError(s.k.setPaused(ctx, true))
+}
+
+// Resume thaws it.
+func (s *boxService) Resume(ctx context.Context, _ *connect.Request[hutchv1.ResumeRequest]) (*connect.Response[hutchv1.ResumeResponse], error) {
+	return connect.NewResponse(&hutchv1.ResumeResponse{}), wireError(s.k.setPaused(ctx, false))
+}
+
+func wireError(err error) error {
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, errors.ErrUnsupported) {
+		err = &box.Error{Kind: box.Unsupported, Op: "pause", Err: err}
+	}
+	return wire.Encode(err)
+}
