@@ -138,12 +138,8 @@ func (e *env) runForeground(ctx context.Context, spec box.Spec, quiet bool, f fo
 		return b.AttachMain(ctx, box.AttachOptions{})
 	})
 	if err == nil {
-		// The box stops with its main command. Whoever runs "hutch ps" next
-		// sees it stopped, or, if it is ephemeral, gone.
-		waitCtx, cancel := context.WithTimeout(ctx, undoTime)
-		defer cancel()
-		if _, werr := b.Wait(waitCtx); werr != nil && !errors.Is(werr, box.ErrNotFound) && ctx.Err() == nil {
-			return werr
+		if err := awaitStop(ctx, b, spec); err != nil {
+			return err
 		}
 		return statusError(f.what+": "+commandName(spec), status)
 	}
@@ -155,6 +151,22 @@ func (e *env) runForeground(ctx context.Context, spec box.Spec, quiet bool, f fo
 		return &exitError{ExitTimeout, fmt.Errorf("%s: timed out after %v and was killed; give it longer with --timeout", f.what, f.timeout)}
 	}
 	return err
+}
+
+// awaitStop waits for the end of a box whose main command has ended: whoever
+// runs "hutch ps" next sees it stopped, or, if it is ephemeral, gone, and what
+// the command wrote is on the disk. A box that restarts its command is not
+// waited for.
+func awaitStop(ctx context.Context, b *box.Box, spec box.Spec) error {
+	if spec.Restart.When != box.RestartNo {
+		return nil
+	}
+	waitCtx, cancel := context.WithTimeout(ctx, undoTime)
+	defer cancel()
+	if _, err := b.Wait(waitCtx); err != nil && !errors.Is(err, box.ErrNotFound) && ctx.Err() == nil {
+		return err
+	}
+	return nil
 }
 
 // giveUp ends a box that must not run on unseen after err, and finishes what

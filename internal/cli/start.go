@@ -111,6 +111,9 @@ func (e *env) startAttached(ctx context.Context, ref string, values map[string]s
 	if err != nil {
 		return err
 	}
+	if err := awaitStop(ctx, b, info.Spec); err != nil {
+		return err
+	}
 	return statusError(f.what, status)
 }
 

@@ -454,6 +454,8 @@ func TestReaders(t *testing.T) {
 	s.Receive()
 	cancel()
 	s.Close()
+	// Until the agent has noticed, a second reader would make the start complete.
+	eventually(t, "the command is given up", func() bool { _, err := r.agent.execs.get("never"); return err != nil })
 	f := r.attach("never", 0, false)
 	for f.Receive() {
 	}
