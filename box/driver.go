@@ -171,6 +171,10 @@ type FileInfo struct {
 	Inode    uint64
 	Links    uint64
 	Target   string // of a symbolic link that was not followed
+	// RealPath is set by ReadStream only: the absolute path, without symbolic
+	// links, of the file that was opened. Empty if it was moved or removed
+	// meanwhile.
+	RealPath string
 }
 
 // FileHandle is an open file in a box.

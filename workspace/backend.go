@@ -79,6 +79,16 @@ type Streams interface {
 	WriteFrom(ctx context.Context, path string, r io.Reader) error
 }
 
+// Described is what Open may return: a reader that knows which file it reads,
+// whatever the path leads to meanwhile. It spares Workspace.OpenFile two more
+// ways to the place.
+type Described interface {
+	io.ReadCloser
+	// Entry describes the file. Its Path is the one without symbolic links;
+	// an empty one says that it could not be told.
+	Entry() Entry
+}
+
 // Realpather is a Backend that resolves symbolic links.
 type Realpather interface {
 	// Realpath resolves every symbolic link of an absolute path, which is

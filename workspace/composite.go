@@ -116,7 +116,24 @@ func (c *composite) Open(ctx context.Context, p string, offset int64) (io.ReadCl
 	}
 	files, inner, at := c.route(p)
 	r, err := New(mounted{files}).Open(ctx, inner, offset)
+	if d, ok := r.(Described); ok && at != "" {
+		r = describedAt{d, at}
+	}
 	return r, outer(err, at)
+}
+
+// describedAt is a reader of a file system mounted at a path.
+type describedAt struct {
+	Described
+	at string
+}
+
+func (d describedAt) Entry() Entry {
+	e := d.Described.Entry()
+	if e.Path == "" {
+		return e
+	}
+	return outerEntry(e, d.at)
 }
 
 func (c *composite) WriteFrom(ctx context.Context, p string, r io.Reader) error {

@@ -2,11 +2,13 @@ package workspace
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"path"
+	"sync"
 	"unicode/utf8"
 )
 
@@ -86,6 +88,38 @@ func (w *Workspace) Open(ctx context.Context, name string, offset int64) (io.Rea
 		return nil, err
 	}
 	return io.NopCloser(bytes.NewReader(data[min(offset, int64(len(data))):])), nil
+}
+
+// OpenFile is Open that also tells which file was opened: the entry's Path is
+// the one without symbolic links. Whoever allows some paths and not others checks
+// that one, not the name.
+func (w *Workspace) OpenFile(ctx context.Context, name string, offset int64) (Entry, io.ReadCloser, error) {
+	p, err := w.file(ctx, "open", name)
+	if err != nil {
+		return Entry{}, nil, err
+	}
+	r, err := w.Open(ctx, p, offset)
+	if err != nil {
+		return Entry{}, nil, err
+	}
+	if d, ok := r.(Described); ok {
+		if e := d.Entry(); e.Path != "" {
+			return e, r, nil
+		}
+	}
+	// What the backend cannot tell of the open file it is asked of the path.
+	var real string
+	var rerr error
+	var wg sync.WaitGroup
+	wg.Go(func() { real, rerr = w.Realpath(ctx, p) })
+	e, err := w.Stat(ctx, p)
+	wg.Wait()
+	if err := cmp.Or(err, rerr); err != nil {
+		_ = r.Close() // it was only read
+		return Entry{}, nil, err
+	}
+	e.Path, e.Name = real, path.Base(real)
+	return e, r, nil
 }
 
 // WriteFrom is WriteFile with all of r; see Streams. For a backend that can only

@@ -192,6 +192,27 @@ func TestUnavailable(t *testing.T) {
 	}
 }
 
+// describing says that each of its files is another one.
+type describing struct{ memFiles }
+
+type described struct {
+	io.Reader
+	e workspace.Entry
+}
+
+func (d described) Close() error           { return nil }
+func (d described) Entry() workspace.Entry { return d.e }
+
+func (d describing) Open(ctx context.Context, p string, offset int64) (io.ReadCloser, error) {
+	data, err := d.ReadFile(ctx, p)
+	return described{bytes.NewReader(data), workspace.Entry{Name: "other", Path: path.Join(path.Dir(p), "other"), Size: int64(len(data))}}, err
+}
+
+func (d describing) WriteFrom(ctx context.Context, p string, r io.Reader) error {
+	data, err := io.ReadAll(r)
+	return errors.Join(err, d.WriteFile(ctx, p, data))
+}
+
 func TestComposite(t *testing.T) {
 	ctx := t.Context()
 	skills, deep := memFiles{"/guide.md": "read me", "/sub/x": "x"}, memFiles{"/d": "deep"}
@@ -228,6 +249,21 @@ func TestComposite(t *testing.T) {
 	} {
 		if diff := cmp.Diff(want, list(dir)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", dir, diff)
+		}
+	}
+	// What is opened has its outer path, whether its file system tells it or not.
+	told, err := workspace.Composite(base, map[string]workspace.Files{"/told": describing{memFiles{"/sub/x": "x"}}, "/mnt/skills": skills})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"/told/sub/x": "/told/sub/other", "/mnt/skills/sub/x": "/mnt/skills/sub/x", "f": "/w/f"} {
+		e, r, err := told.OpenFile(ctx, name, 0)
+		if err != nil || e.Path != want || e.Name != path.Base(want) || e.Size < 1 {
+			t.Errorf("OpenFile %s: %+v, %v", name, e, err)
+			continue
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
 		}
 	}
 	// Writes go where reads come from, and faults have the outer path.

@@ -154,17 +154,25 @@ func relative(root, name string) string {
 // the loop.
 func (s *session) check(ctx context.Context, name string, mode access) (place, error) {
 	if name == "" {
-		return place{}, agent.Retryf("the path is empty")
-	}
-	root, dir, err := s.bounds(ctx)
-	if err != nil {
-		return place{}, tell(err)
+		return place{}, errEmptyPath()
 	}
 	full, err := s.ws.Resolve(ctx, name)
 	if err != nil {
 		return place{}, tell(err)
 	}
 	real, err := s.ws.Realpath(ctx, full)
+	if err != nil {
+		return place{}, tell(err)
+	}
+	return s.permit(ctx, name, full, real, mode)
+}
+
+func errEmptyPath() error { return agent.Retryf("the path is empty") }
+
+// permit applies the policy to a path whose absolute form is full and which
+// leads to real.
+func (s *session) permit(ctx context.Context, name, full, real string, mode access) (place, error) {
+	root, dir, err := s.bounds(ctx)
 	if err != nil {
 		return place{}, tell(err)
 	}

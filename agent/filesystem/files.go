@@ -3,7 +3,6 @@ package filesystem
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -13,7 +12,7 @@ import (
 	"io/fs"
 	"path"
 	"strings"
-	"sync"
+	"syscall"
 	"unicode/utf8"
 
 	"github.com/rogpeppe/go-internal/diff"
@@ -41,26 +40,31 @@ type readArgs struct {
 	Limit  int    `json:"limit,omitempty" jsonschema:"most lines to read; 2000 when left out"`
 }
 
-// open describes a file and opens it, both at once: in a box each is a way there
-// and back. A directory is described only.
-func (s *session) open(ctx context.Context, name string) (workspace.Entry, io.ReadCloser, error) {
-	var info workspace.Entry
-	var serr error
-	var wg sync.WaitGroup
-	wg.Go(func() { info, serr = s.ws.Stat(ctx, name) })
-	f, err := s.ws.Open(ctx, name, 0)
-	wg.Wait()
-	switch {
-	case serr == nil && info.Dir:
-		err = nil
-	case serr != nil:
-		err = serr
+// open opens a file that may be read. The policy is applied to the file that
+// was opened, which also spares a way to the box and back; where there is none,
+// the path decides whether that may be said. An error is ready for the loop;
+// syscall.EISDIR is in that of a directory.
+func (s *session) open(ctx context.Context, name string) (place, workspace.Entry, io.ReadCloser, error) {
+	if name == "" {
+		return place{}, workspace.Entry{}, nil, errEmptyPath()
 	}
-	if f != nil && (err != nil || info.Dir) {
-		err = cmp.Or(err, f.Close())
-		f = nil
+	full, err := s.ws.Resolve(ctx, name)
+	if err != nil {
+		return place{}, workspace.Entry{}, nil, tell(err)
 	}
-	return info, f, err
+	info, f, err := s.ws.OpenFile(ctx, full, 0)
+	if err != nil {
+		if _, cerr := s.check(ctx, name, reads); cerr != nil {
+			return place{}, workspace.Entry{}, nil, cerr
+		}
+		return place{}, workspace.Entry{}, nil, tell(err)
+	}
+	p, err := s.permit(ctx, name, full, info.Path, reads)
+	if err != nil {
+		_ = f.Close() // nothing was read
+		return place{}, workspace.Entry{}, nil, err
+	}
+	return p, info, f, nil
 }
 
 func (s *session) readFile(ctx context.Context, _ *agent.Call, a readArgs) (string, error) {
@@ -70,16 +74,12 @@ func (s *session) readFile(ctx context.Context, _ *agent.Call, a readArgs) (stri
 	if a.Limit == 0 {
 		a.Limit = DefaultLines
 	}
-	p, err := s.check(ctx, a.Path, reads)
+	p, info, f, err := s.open(ctx, a.Path)
+	if errors.Is(err, syscall.EISDIR) {
+		return "", agent.Retryf("%s is a directory: list it instead", a.Path)
+	}
 	if err != nil {
 		return "", err
-	}
-	info, f, err := s.open(ctx, p.path)
-	if err != nil {
-		return "", tell(err)
-	}
-	if info.Dir {
-		return "", agent.Retryf("%s is a directory: list it instead", a.Path)
 	}
 	defer f.Close()
 	r := bufio.NewReaderSize(f, 64<<10)

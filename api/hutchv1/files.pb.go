@@ -36,8 +36,11 @@ type FileInfo struct {
 	// The target, for a symbolic link that was not followed.
 	Link []byte `protobuf:"bytes,9,opt,name=link,proto3" json:"link,omitempty"`
 	// User and group names where the box knows them.
-	User          string `protobuf:"bytes,10,opt,name=user,proto3" json:"user,omitempty"`
-	Group         string `protobuf:"bytes,11,opt,name=group,proto3" json:"group,omitempty"`
+	User  string `protobuf:"bytes,10,opt,name=user,proto3" json:"user,omitempty"`
+	Group string `protobuf:"bytes,11,opt,name=group,proto3" json:"group,omitempty"`
+	// Only of a file that Read opened: its absolute path without symbolic links.
+	// Empty if it was moved or removed meanwhile.
+	RealPath      []byte `protobuf:"bytes,12,opt,name=real_path,json=realPath,proto3" json:"real_path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -147,6 +150,13 @@ func (x *FileInfo) GetGroup() string {
 		return x.Group
 	}
 	return ""
+}
+
+func (x *FileInfo) GetRealPath() []byte {
+	if x != nil {
+		return x.RealPath
+	}
+	return nil
 }
 
 type StatRequest struct {
@@ -2501,7 +2511,7 @@ var File_hutch_v1_files_proto protoreflect.FileDescriptor
 
 const file_hutch_v1_files_proto_rawDesc = "" +
 	"\n" +
-	"\x14hutch/v1/files.proto\x12\bhutch.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8c\x02\n" +
+	"\x14hutch/v1/files.proto\x12\bhutch.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa9\x02\n" +
 	"\bFileInfo\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\fR\x04name\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x12\n" +
@@ -2514,7 +2524,8 @@ const file_hutch_v1_files_proto_rawDesc = "" +
 	"\x04link\x18\t \x01(\fR\x04link\x12\x12\n" +
 	"\x04user\x18\n" +
 	" \x01(\tR\x04user\x12\x14\n" +
-	"\x05group\x18\v \x01(\tR\x05group\">\n" +
+	"\x05group\x18\v \x01(\tR\x05group\x12\x1b\n" +
+	"\treal_path\x18\f \x01(\fR\brealPath\">\n" +
 	"\vStatRequest\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x1b\n" +
 	"\tno_follow\x18\x02 \x01(\bR\bnoFollow\"6\n" +

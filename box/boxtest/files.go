@@ -78,6 +78,20 @@ func files(s *suite) {
 			}
 		}
 	})
+	s.rule("Opened", "a file that is read is named without links", func(t *T) {
+		t.ok(b.MkdirAll(t.ctx, "/real/dir", 0o755), "MkdirAll")
+		t.ok(b.WriteFile(t.ctx, "/real/dir/file", []byte("x"), 0), "WriteFile")
+		t.ok(b.Symlink(t.ctx, "real/dir", "/led"), "Symlink")
+		t.ok(b.Symlink(t.ctx, "/led/file", "/led-to"), "Symlink")
+		for _, name := range []string{"/real/dir/file", "/led/file", "/led-to", "/led/../dir/file"} {
+			info, r, err := b.ReadStream(t.ctx, name, 0, 0)
+			t.ok(err, "ReadStream")
+			t.ok(r.Close(), "Close")
+			if info.RealPath != "/real/dir/file" {
+				t.Errorf("%s is %q", name, info.RealPath)
+			}
+		}
+	})
 	s.rule("Replace", "replacing a file keeps its mode, its owner, and the symbolic link that led to it", func(t *T) {
 		t.ok(b.WriteFile(t.ctx, "/tool", []byte("old"), 0), "WriteFile")
 		t.ok(b.Chmod(t.ctx, "/tool", 0o751), "Chmod")

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"iter"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"github.com/hutch-sandbox/hutch/box"
@@ -17,13 +18,24 @@ import (
 // do calls the box, waking it first. A call that found no keeper did not
 // happen, and is made once more.
 func (m *machine) do(ctx context.Context, call func(c *client.Client) error) error {
+	return m.attempt(ctx, func() bool { return true }, call)
+}
+
+// attempt is do for a call that can be made once more only while repeatable says
+// so.
+func (m *machine) attempt(ctx context.Context, repeatable func() bool, call func(c *client.Client) error) error {
 	for try := 0; ; try++ {
 		s, err := m.awake(ctx)
 		if err != nil {
 			return err
 		}
 		err = call(s.client)
-		if errors.Is(err, errNoKeeper) && try == 0 {
+		if !repeatable() {
+			return m.explain(ctx, err)
+		}
+		if errors.Is(err, errNoKeeper) && try < 3 {
+			// The session may not have heard yet that its keeper is gone.
+			m.drop(s)
 			continue
 		}
 		if refusedToStop(err) && try < 3 {
@@ -157,15 +169,28 @@ func (m *machine) ReadFile(ctx context.Context, path string, offset, length int6
 	return info, r, err
 }
 
-// WriteFile wakes the box before it reads from r: what was read once cannot be
+// WriteFile is repeated only as long as nothing of r was read: it cannot be
 // sent twice.
-func (m *machine) WriteFile(ctx context.Context, path string, r io.Reader, opts box.WriteOptions) (box.FileInfo, error) {
-	s, err := m.awake(ctx)
-	if err != nil {
-		return box.FileInfo{}, err
-	}
-	info, err := s.client.WriteFile(ctx, path, r, opts)
-	return info, m.explain(ctx, err)
+func (m *machine) WriteFile(ctx context.Context, path string, r io.Reader, opts box.WriteOptions) (info box.FileInfo, err error) {
+	src := &source{r: r}
+	err = m.attempt(ctx, src.whole, func(c *client.Client) error {
+		info, err = c.WriteFile(ctx, path, src, opts)
+		return err
+	})
+	return info, err
+}
+
+// source is a reader that knows whether it is still whole.
+type source struct {
+	r    io.Reader
+	read atomic.Bool
+}
+
+func (s *source) whole() bool { return !s.read.Load() }
+
+func (s *source) Read(p []byte) (int, error) {
+	s.read.Store(true)
+	return s.r.Read(p)
 }
 
 func (m *machine) OpenFile(ctx context.Context, path string, flag int, perm fs.FileMode) (box.FileHandle, error) {
@@ -222,13 +247,10 @@ func (m *machine) Pack(ctx context.Context, path string, opts box.PackOptions) (
 	return value(ctx, m, func(c *client.Client) (io.ReadCloser, error) { return c.Pack(ctx, path, opts) })
 }
 
-// Unpack wakes the box before it reads from tar, as WriteFile does.
+// Unpack is repeated only as WriteFile is.
 func (m *machine) Unpack(ctx context.Context, dir string, tar io.Reader, opts box.UnpackOptions) error {
-	s, err := m.awake(ctx)
-	if err != nil {
-		return err
-	}
-	return m.explain(ctx, s.client.Unpack(ctx, dir, tar, opts))
+	src := &source{r: tar}
+	return m.attempt(ctx, src.whole, func(c *client.Client) error { return c.Unpack(ctx, dir, src, opts) })
 }
 
 func (m *machine) Dial(ctx context.Context, network, addr string) (net.Conn, error) {

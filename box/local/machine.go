@@ -132,6 +132,17 @@ func (m *machine) current() *session {
 	return nil
 }
 
+// drop ends a session whose keeper turned out to be gone, so that the next call
+// boots the box.
+func (m *machine) drop(s *session) {
+	m.mu.Lock()
+	if m.held == s {
+		m.held = nil
+	}
+	m.mu.Unlock()
+	_ = s.close() // there is nobody to tell
+}
+
 // keep makes s the session, unless another goroutine was first.
 func (m *machine) keep(s *session) (*session, error) {
 	if err := m.d.register(m); err != nil {

@@ -456,6 +456,9 @@ func (m *machine) ReadFile(ctx context.Context, path string, offset, length int6
 	if err != nil {
 		return box.FileInfo{}, nil, err
 	}
+	if info.RealPath, err = f.realpath(p); err != nil {
+		return box.FileInfo{}, nil, err
+	}
 	o.pos = offset
 	var r io.Reader = o
 	if length > 0 {

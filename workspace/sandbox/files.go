@@ -61,18 +61,23 @@ func (b *Backend) Open(ctx context.Context, name string, offset int64) (io.ReadC
 	if err != nil {
 		return nil, err
 	}
-	_, r, err := pl.box.ReadStream(ctx, name, offset, 0)
+	info, r, err := pl.box.ReadStream(ctx, name, offset, 0)
 	if err != nil {
 		return nil, pl.failContent(ctx, "open", name, err)
 	}
-	return &reader{ctx: ctx, pl: pl, r: r}, nil
+	e := entry(info.RealPath, info)
+	return &reader{ctx: ctx, pl: pl, r: r, entry: e}, nil
 }
 
+// reader implements workspace.Described.
 type reader struct {
-	ctx context.Context
-	pl  *place
-	r   io.ReadCloser
+	ctx   context.Context
+	pl    *place
+	r     io.ReadCloser
+	entry workspace.Entry
 }
+
+func (r *reader) Entry() workspace.Entry { return r.entry }
 
 func (r *reader) Read(p []byte) (int, error) {
 	n, err := r.r.Read(p)

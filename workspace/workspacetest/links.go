@@ -1,6 +1,7 @@
 package workspacetest
 
 import (
+	"io"
 	"path"
 	"strings"
 	"syscall"
@@ -61,6 +62,26 @@ var linkRules = []rule{
 			r.equal("Stat through a link: name", e.Name, "link")
 			r.write(path.Join(dir, "sub/inner/x"), []byte("x"))
 			r.equal("entries through a link", strings.Join(r.names(path.Join(dir, "link")), " "), "x")
+		}},
+	{name: "F30", needs: both, limits: []Limit{NoTraversal}, sentence: "OpenFile tells the size and the real path of the file that it opened",
+		run: func(r *R) {
+			dir, err := r.ws.Realpath(r.ctx, r.dir())
+			r.ok(err, "Realpath")
+			r.write(path.Join(dir, "sub/file"), []byte("content"))
+			r.sh(dir, "ln -s sub up; ln -s up/file link; ln -s nowhere dangling")
+			for _, name := range []string{"sub/file", "up/file", "link", "sub/../link"} {
+				e, f, err := r.ws.OpenFile(r.ctx, dir+"/"+name, 3)
+				r.ok(err, "OpenFile "+name)
+				r.equal("entry of "+name, e, workspace.Entry{Name: "file", Path: path.Join(dir, "sub/file"), Size: int64(len("content"))})
+				got, err := io.ReadAll(f)
+				r.ok(err, "Read "+name)
+				r.equal("content of "+name, string(got), "tent")
+				r.ok(f.Close(), "Close "+name)
+			}
+			for name, want := range map[string]syscall.Errno{"dangling": syscall.ENOENT, "sub": syscall.EISDIR, "up": syscall.EISDIR} {
+				_, _, err := r.ws.OpenFile(r.ctx, path.Join(dir, name), 0)
+				r.fault(err, want, "OpenFile "+name)
+			}
 		}},
 	{name: "F17", needs: both, limits: []Limit{NoTraversal}, sentence: "a write through a link changes its target, and the link stays",
 		run: func(r *R) {

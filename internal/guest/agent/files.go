@@ -134,6 +134,7 @@ func (s *filesService) Read(ctx context.Context, req *connect.Request[hutchv1.Re
 	}
 	defer f.Close()
 	info := s.a.infos().make(filepath.Base(path), st, "")
+	info.RealPath = []byte(realpathOf(path, st))
 	if err := stream.Send(&hutchv1.ReadResponse{Info: info}); err != nil {
 		return err
 	}

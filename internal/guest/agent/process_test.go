@@ -455,7 +455,18 @@ func TestReaders(t *testing.T) {
 	cancel()
 	s.Close()
 	// Until the agent has noticed, a second reader would make the start complete.
-	eventually(t, "the command is given up", func() bool { _, err := r.agent.execs.get("never"); return err != nil })
+	eventually(t, "the command is given up", func() bool {
+		x, err := r.agent.execs.get("never")
+		if err != nil {
+			return true
+		}
+		select {
+		case <-x.started: // or never to be started
+			return true
+		default:
+			return false
+		}
+	})
 	f := r.attach("never", 0, false)
 	for f.Receive() {
 	}

@@ -8,6 +8,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// realpathOf is realpath of a path that led to the open file st describes, or
+// nothing where it leads elsewhere by now.
+func realpathOf(path string, st *unix.Stat_t) string {
+	real, err := realpath(path)
+	if err != nil {
+		return ""
+	}
+	var now unix.Stat_t
+	err = ignoringEINTR(func() error { return unix.Lstat(real, &now) })
+	if err != nil || now.Dev != st.Dev || now.Ino != st.Ino {
+		return ""
+	}
+	return real
+}
+
 // realpath resolves every link in an absolute path, whose last element must
 // exist. It walks the path itself: /proc/self/fd would be quicker, but adds
 // " (deleted)" to names and cannot be told from a file so called.

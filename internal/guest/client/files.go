@@ -213,8 +213,13 @@ func (c *Client) Unpack(ctx context.Context, dir string, tar io.Reader, opts box
 // errPeer says that sending failed; why, the response says.
 var errPeer = errors.New("the peer stopped reading")
 
-// upload sends r in chunks. The last one is complete.
+// upload sends r in chunks. The last one is complete. The first is empty: as
+// long as there is no connection, nothing of r is read, so that the call can be
+// made again.
 func upload(r io.Reader, send func(data []byte, complete bool) error) error {
+	if send(nil, false) != nil {
+		return errPeer
+	}
 	buf := make([]byte, chunk)
 	for {
 		n, err := io.ReadFull(r, buf)

@@ -96,6 +96,7 @@ func FileInfo(p *hutchv1.FileInfo) box.FileInfo {
 		Inode:    p.GetInode(),
 		Links:    p.GetLinks(),
 		Target:   string(p.GetLink()),
+		RealPath: string(p.GetRealPath()),
 	}
 }
 
@@ -113,6 +114,7 @@ func FileInfoMessage(fi box.FileInfo) *hutchv1.FileInfo {
 		Inode:    fi.Inode,
 		Links:    fi.Links,
 		Link:     []byte(fi.Target),
+		RealPath: []byte(fi.RealPath),
 	}
 }
 

@@ -177,7 +177,7 @@ func TestModes(t *testing.T) {
 func TestConversions(t *testing.T) {
 	fi := box.FileInfo{
 		FileName: "n\xff", FileSize: 12, FileMode: 0o750 | fs.ModeDir, Modified: time.Unix(1, 2).UTC(),
-		UID: 1, GID: 2, User: "u", Group: "g", Inode: 3, Links: 4, Target: "t",
+		UID: 1, GID: 2, User: "u", Group: "g", Inode: 3, Links: 4, Target: "t", RealPath: "/r\xff",
 	}
 	if diff := cmp.Diff(fi, FileInfo(FileInfoMessage(fi))); diff != "" {
 		t.Errorf("file info (-want +got):\n%s", diff)

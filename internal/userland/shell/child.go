@@ -64,7 +64,7 @@ func (s *Shell) startChild(st *syntax.Stmt, t *fdTable, j *job, fg bool) (int, e
 	if monitor {
 		attr.Sys = &syscall.SysProcAttr{Setpgid: true, Pgid: j.pgid}
 	}
-	pid, err := syscall.ForkExec(s.proc.self, []string{"sh", childFlag + strconv.Itoa(slot)}, attr)
+	pid, err := s.proc.forkExec(s.proc.self, []string{"sh", childFlag + strconv.Itoa(slot)}, attr)
 	if err != nil {
 		return 0, err
 	}

@@ -90,9 +90,9 @@ func (s *Shell) spawn(path string, args, env []string, t *fdTable, j *job, fg bo
 	if s.opt.monitor && !s.inProcess() {
 		attr.Sys = &syscall.SysProcAttr{Setpgid: true, Pgid: j.pgid}
 	}
-	pid, err := syscall.ForkExec(path, args, attr)
+	pid, err := s.proc.forkExec(path, args, attr)
 	if err == syscall.ENOEXEC {
-		pid, err = syscall.ForkExec(s.proc.self, append([]string{"sh", path}, args[1:]...), attr)
+		pid, err = s.proc.forkExec(s.proc.self, append([]string{"sh", path}, args[1:]...), attr)
 	}
 	if err != nil {
 		return 0, err

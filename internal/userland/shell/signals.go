@@ -16,6 +16,9 @@ import (
 // userland tells the next which signals it ignores. The kernel hands this
 // down by itself, but the Go runtime of the new program takes over every
 // signal except SIGHUP and SIGINT at its start, and forgets.
+//
+// It lists their numbers, and after a semicolon, where the parent waits for
+// it, a descriptor to close once they are ignored.
 const IgnoredVar = "_HUTCH_SIGIGN"
 
 // InheritIgnored applies and removes the variable at program start.
@@ -25,11 +28,58 @@ func InheritIgnored() {
 		return
 	}
 	_ = os.Unsetenv(IgnoredVar) // it fails for bad names alone
-	for _, f := range strings.Split(v, ",") {
+	list, told, _ := strings.Cut(v, ";")
+	for _, f := range strings.Split(list, ",") {
 		if n, err := strconv.Atoi(f); err == nil && n > 0 && n <= 64 {
 			signal.Ignore(syscall.Signal(n))
 		}
 	}
+	if fd, err := strconv.Atoi(told); err == nil {
+		_ = unix.Close(fd) // the parent waits for it, if it is there
+	}
+}
+
+// forkExec starts a program. One of the userland is waited for until it ignores
+// what it is to ignore: a signal that the shell sends next must not find the
+// runtime, which has taken the signal over and not given it back yet.
+func (p *process) forkExec(path string, args []string, attr *syscall.ProcAttr) (int, error) {
+	at := slices.IndexFunc(attr.Env, func(e string) bool { return strings.HasPrefix(e, IgnoredVar+"=") })
+	if at < 0 || !sameFile(path, p.self) {
+		return syscall.ForkExec(path, args, attr)
+	}
+	var pipe [2]int
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+		return 0, err
+	}
+	defer unix.Close(pipe[0])
+	slot := max(len(attr.Files), 10)
+	told := *attr
+	told.Env = slices.Clone(attr.Env)
+	told.Env[at] += ";" + strconv.Itoa(slot)
+	told.Files = slices.Clone(attr.Files)
+	for len(told.Files) < slot {
+		told.Files = append(told.Files, ^uintptr(0))
+	}
+	told.Files = append(told.Files, uintptr(pipe[1]))
+	pid, err := syscall.ForkExec(path, args, &told)
+	_ = unix.Close(pipe[1])
+	if err != nil {
+		return 0, err
+	}
+	for {
+		if _, err := unix.Read(pipe[0], make([]byte, 1)); err != unix.EINTR {
+			return pid, nil
+		}
+	}
+}
+
+func sameFile(a, b string) bool {
+	fa, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	fb, err := os.Stat(b)
+	return err == nil && os.SameFile(fa, fb)
 }
 
 // IgnoredEnv appends the variable to env for a child of this process, naming
