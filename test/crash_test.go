@@ -56,7 +56,7 @@ func TestCrash(t *testing.T) {
 			t.Run(victim, func(t *testing.T) {
 				t.Parallel()
 				c := &crasher{h: newHome(t), victim: victim, process: "runsc-" + victim, rand: rand.New(rand.NewPCG(1, uint64(n)))}
-				c.id = create(t, c.h.open(t), box.Spec{Name: "b", Volumes: []box.Volume{guest(t)}}).ID()
+				c.id = c.h.create(t, c.h.open(t), box.Spec{Name: "b", Volumes: []box.Volume{guest(t)}}).ID()
 				c.rounds(t, crashRounds(t))
 			})
 		}
@@ -67,7 +67,7 @@ func TestCrash(t *testing.T) {
 func TestCrashVM(t *testing.T) {
 	realengine.Need(t, "vm")
 	h := vmHome(t)
-	b := create(t, h.open(t), box.Spec{Name: "b", Engine: "vm"})
+	b := h.create(t, h.open(t), box.Spec{Name: "b", Engine: "vm"})
 	// Not a volume: machines with one boot their kernels themselves.
 	program, err := os.ReadFile(guestProgram(t))
 	if err != nil {

@@ -2,6 +2,7 @@ package test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -23,8 +25,9 @@ import (
 // home is a short-lived home. When its test ends, everything of it must have
 // been, or be, removable without a trace.
 type home struct {
-	dir string
-	ids map[string]bool // boxes it ever had, as far as the test looked
+	dir    string
+	engine string          // of the boxes that the helpers below make; empty: auto
+	ids    map[string]bool // boxes it ever had, as far as the test looked
 }
 
 func newHome(t *testing.T) *home {
@@ -56,15 +59,17 @@ func (h *home) open(t testing.TB) *box.Runtime {
 // box makes a box and boots it.
 func (h *home) box(t testing.TB, spec box.Spec) *box.Box {
 	t.Helper()
-	b := create(t, h.open(t), spec)
+	b := h.create(t, h.open(t), spec)
 	if err := b.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return b
 }
 
-func create(t testing.TB, rt *box.Runtime, spec box.Spec) *box.Box {
+// create makes a box, on the home's engine.
+func (h *home) create(t testing.TB, rt *box.Runtime, spec box.Spec) *box.Box {
 	t.Helper()
+	spec.Engine = cmp.Or(spec.Engine, h.engine)
 	b, err := rt.Create(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
@@ -109,12 +114,16 @@ func ends(s string) string {
 	return s[:most] + " […] " + s[len(s)-most:]
 }
 
-// command prepares a hutch command on this home.
+// command prepares a hutch command on this home. Boxes that it makes are on the
+// home's engine.
 func (h *home) command(t testing.TB, args ...string) *exec.Cmd {
 	t.Helper()
 	bin, err := hutchProgram()
 	if err != nil {
 		required(t, "%v", err)
+	}
+	if h.engine != "" && (args[0] == "run" || args[0] == "create") {
+		args = slices.Insert(slices.Clone(args), 1, "--engine", h.engine)
 	}
 	cmd := exec.CommandContext(t.Context(), bin, args...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "HUTCH_HOME=" + h.dir}

@@ -29,8 +29,7 @@ func (g *growth) Write(p []byte) (int, error) {
 // A command that eats all memory dies and is reported so; the box and the host
 // go on.
 func TestMemoryLimit(t *testing.T) {
-	everyone(t, func(t *testing.T) {
-		h := newHome(t)
+	everyEngine(t, func(t *testing.T, h *home) {
 		free := available(t)
 		b := h.box(t, box.Spec{Name: "b", Memory: 256 << 20, Volumes: []box.Volume{guest(t)}})
 		bystander := b.Command(t.Context(), "sleep", "600")
@@ -115,8 +114,7 @@ func available(t *testing.T) int64 {
 // A full disk is ENOSPC in the box, which goes on. Where nothing can bound a
 // disk, asking for it is refused with the reason.
 func TestDiskLimit(t *testing.T) {
-	everyone(t, func(t *testing.T) {
-		h := newHome(t)
+	everyEngine(t, func(t *testing.T, h *home) {
 		args := []string{"create", "--name", "b", "--idle", "--disk", "64m", "-v", guestProgram(t) + ":/guest:ro"}
 		if !root() {
 			r := h.hutch(t, args...)
@@ -165,8 +163,7 @@ func TestDiskLimit(t *testing.T) {
 // A fork bomb meets the limit of processes; the box still answers, and is rid
 // of it at a word.
 func TestForkBomb(t *testing.T) {
-	everyone(t, func(t *testing.T) {
-		h := newHome(t)
+	everyEngine(t, func(t *testing.T, h *home) {
 		b := h.box(t, box.Spec{Name: "b", Pids: 100, Volumes: []box.Volume{guest(t)}})
 		bomb := b.Command(t.Context(), "/guest", "bomb")
 		out, err := bomb.StdoutPipe()
@@ -218,8 +215,7 @@ func TestForkBomb(t *testing.T) {
 
 // A CPU limit holds and is told; where it cannot hold, it is refused.
 func TestCPULimit(t *testing.T) {
-	everyone(t, func(t *testing.T) {
-		h := newHome(t)
+	everyEngine(t, func(t *testing.T, h *home) {
 		rt := h.open(t)
 		b, err := rt.Create(t.Context(), box.Spec{CPUs: 0.5})
 		if err != nil {

@@ -26,11 +26,11 @@ func TestEnvironment(t *testing.T) {
 		rt := h.open(t)
 		for what, get := range map[string]func() ([]byte, error){
 			"of the box": func() ([]byte, error) {
-				b := create(t, rt, box.Spec{Name: "spec", Env: env, Volumes: []box.Volume{guest(t)}})
+				b := h.create(t, rt, box.Spec{Name: "spec", Env: env, Volumes: []box.Volume{guest(t)}})
 				return b.Command(t.Context(), "/guest", "environ").Output()
 			},
 			"of a command": func() ([]byte, error) {
-				b := create(t, rt, box.Spec{Name: "cmd", Volumes: []box.Volume{guest(t)}})
+				b := h.create(t, rt, box.Spec{Name: "cmd", Volumes: []box.Volume{guest(t)}})
 				cmd := b.Command(t.Context(), "/guest", "environ")
 				cmd.Env = env
 				return cmd.Output()

@@ -76,7 +76,17 @@ func inTestInternet(t *testing.T, f func(t *testing.T)) {
 	if os.Getenv(asVar) == "" {
 		makeTestInternet(t, os.Getenv(netVar))
 	}
-	everyone(t, f)
+	f(t)
+}
+
+// onTestInternet runs a test there, as everyone and on every engine.
+func onTestInternet(t *testing.T, f func(t *testing.T, h *home)) {
+	t.Helper()
+	if os.Getenv(netVar) == "" && os.Getenv(asVar) == "" {
+		realengine.Need(t, "vm")
+		realengine.Cache(t) // it is filled where there is a network
+	}
+	inTestInternet(t, func(t *testing.T) { everyEngine(t, f) })
 }
 
 // makeTestInternet sets the namespaces up and runs the servers.
@@ -279,12 +289,12 @@ func trusting(t *testing.T, s box.Spec) box.Spec {
 
 // A box without a network reaches nothing, and hears nothing.
 func TestNetworkClosed(t *testing.T) {
-	inTestInternet(t, func(t *testing.T) {
-		rt := newHome(t).open(t)
-		other := create(t, rt, box.Spec{Volumes: []box.Volume{guest(t)}})
+	onTestInternet(t, func(t *testing.T, h *home) {
+		rt := h.open(t)
+		other := h.create(t, rt, box.Spec{Volumes: []box.Volume{guest(t)}})
 		srv := other.Command(t.Context(), "/guest", "listen", "7000", "7001")
 		listening(t, srv)
-		b := create(t, rt, box.Spec{Volumes: []box.Volume{guest(t)}})
+		b := h.create(t, rt, box.Spec{Volumes: []box.Volume{guest(t)}})
 		out := run(t, b, "dial", "127.0.0.1:7999", appAddr+":443", ownAddr+":80", "169.254.77.1:80", "169.254.77.2:7000", "169.254.77.5:7999", "10.0.0.1:80", "169.254.169.254:80", "8.8.8.8:53", "[2606:4700::1]:443", "[fd48:7574:6368::1]:80")
 		if strings.Contains(out, "reached") || strings.Count(out, "closed:") != 11 {
 			t.Errorf("a closed box:\n%s", out)
@@ -327,9 +337,9 @@ func listening(t *testing.T, c *box.Cmd) {
 // Names that rules open are reached and no others; rules change while the box
 // runs.
 func TestNetworkNames(t *testing.T) {
-	inTestInternet(t, func(t *testing.T) {
-		rt := newHome(t).open(t)
-		b := create(t, rt, trusting(t, box.Spec{Network: box.Network{Allow: []string{"app.test", "lan.test", "own.test", "host.hutch.internal:7999"}}}))
+	onTestInternet(t, func(t *testing.T, h *home) {
+		rt := h.open(t)
+		b := h.create(t, rt, trusting(t, box.Spec{Network: box.Network{Allow: []string{"app.test", "lan.test", "own.test", "host.hutch.internal:7999"}}}))
 		for url, want := range map[string]string{
 			"https://app.test/": "200\napp.test says hello\n", "http://app.test/": "200\napp.test says hello\n",
 			"http://host.hutch.internal:7999/": "200\nhost.hutch.internal:7999 says hello\n",
@@ -393,9 +403,9 @@ func TestNetworkNames(t *testing.T) {
 
 // Names and addresses of IPv6 are as those of IPv4.
 func TestNetworkIPv6(t *testing.T) {
-	inTestInternet(t, func(t *testing.T) {
-		rt := newHome(t).open(t)
-		b := create(t, rt, trusting(t, box.Spec{Network: box.Network{Allow: []string{"six.test", "[" + six2Addr + "]:80"}}}))
+	onTestInternet(t, func(t *testing.T, h *home) {
+		rt := h.open(t)
+		b := h.create(t, rt, trusting(t, box.Spec{Network: box.Network{Allow: []string{"six.test", "[" + six2Addr + "]:80"}}}))
 		if out := run(t, b, "lookup", "six.test"); !strings.Contains(out, "["+sixAddr+"]") {
 			t.Errorf("the name: %q", out)
 		}
@@ -411,7 +421,7 @@ func TestNetworkIPv6(t *testing.T) {
 				t.Errorf("%s: %q, want %q", url, out, want)
 			}
 		}
-		all := create(t, rt, trusting(t, box.Spec{Network: box.Network{Preset: box.NetInternet}}))
+		all := h.create(t, rt, trusting(t, box.Spec{Network: box.Network{Preset: box.NetInternet}}))
 		for url, want := range map[string]string{
 			"http://[" + six3Addr + "]/": "200\n[" + six3Addr + "] says hello\n", "https://six.test/": "200\nsix.test says hello\n",
 			"http://[2606:4700:77::99]/": "", "http://[::1]:7999/": "", "http://[fd00::1]/": "", "http://[fe80::1]/": "",
@@ -425,11 +435,10 @@ func TestNetworkIPv6(t *testing.T) {
 
 // The box uses a secret that it never has.
 func TestNetworkSecret(t *testing.T) {
-	inTestInternet(t, func(t *testing.T) {
-		h := newHome(t)
+	onTestInternet(t, func(t *testing.T, h *home) {
 		rt := h.open(t)
 		// The box trusts the test's servers by its own bundle, as in an image.
-		b := create(t, rt, box.Spec{
+		b := h.create(t, rt, box.Spec{
 			Volumes: []box.Volume{guest(t)},
 			Network: box.Network{Allow: []string{"app.test", "other.test"}},
 			Secrets: []box.Secret{{Name: "TOKEN", Value: value, Hosts: []string{"app.test"}}},
@@ -501,9 +510,9 @@ func TestNetworkSecret(t *testing.T) {
 
 // Published ports, forwarded ones, and links between boxes.
 func TestNetworkPorts(t *testing.T) {
-	inTestInternet(t, func(t *testing.T) {
-		rt := newHome(t).open(t)
-		b := create(t, rt, box.Spec{Name: "srv", Volumes: []box.Volume{guest(t)}, Ports: []box.Port{{Box: 7000}, {Box: 7001, Proto: "udp"}}})
+	onTestInternet(t, func(t *testing.T, h *home) {
+		rt := h.open(t)
+		b := h.create(t, rt, box.Spec{Name: "srv", Volumes: []box.Volume{guest(t)}, Ports: []box.Port{{Box: 7000}, {Box: 7001, Proto: "udp"}}})
 		listening(t, b.Command(t.Context(), "/guest", "listen", "7000", "7001"))
 		ports, err := b.Ports(t.Context())
 		if err != nil || len(ports) != 2 || ports[0].Host == 0 {
@@ -560,12 +569,12 @@ func TestNetworkPorts(t *testing.T) {
 				t.Errorf("a privileged port: %v", err)
 			}
 		}
-		taken := create(t, rt, box.Spec{Ports: []box.Port{{Host: ports[0].Host, Box: 1}}})
+		taken := h.create(t, rt, box.Spec{Ports: []box.Port{{Host: ports[0].Host, Box: 1}}})
 		if err := taken.Start(t.Context()); box.KindOf(err) != box.Exists {
 			t.Errorf("a box whose port is taken starts: %v", err)
 		}
 
-		linked := create(t, rt, box.Spec{Volumes: []box.Volume{guest(t)}, Links: []box.Link{{Name: "db", Box: "srv", Port: 7000}}})
+		linked := h.create(t, rt, box.Spec{Volumes: []box.Volume{guest(t)}, Links: []box.Link{{Name: "db", Box: "srv", Port: 7000}}})
 		if out := run(t, linked, "dial", "db:7000", "db:7001", "db:22"); !strings.Contains(out, "db:7000 reached") || strings.Count(out, "reached") != 1 {
 			t.Errorf("the link:\n%s", out)
 		}

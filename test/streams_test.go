@@ -18,8 +18,7 @@ import (
 
 // Standard output and error stay apart, and hutch ends as the command did.
 func TestCLIStatus(t *testing.T) {
-	everyone(t, func(t *testing.T) {
-		h := newHome(t)
+	everyEngine(t, func(t *testing.T, h *home) {
 		if got, want := h.hutch(t, "run", "--", "sh", "-c", "echo out; echo err >&2; exit 7"), (result{"out\n", "err\n", 7}); got != want {
 			t.Errorf("run: got %v; want %v", got, want)
 		}
@@ -60,8 +59,7 @@ func TestCLIStatus(t *testing.T) {
 // Bytes arrive as they were written, through the library and the command.
 func TestBytes(t *testing.T) {
 	const size = 64 << 20
-	everyone(t, func(t *testing.T) {
-		h := newHome(t)
+	everyEngine(t, func(t *testing.T, h *home) {
 		b := h.box(t, box.Spec{Name: "b", Volumes: []box.Volume{guest(t)}})
 		if got := h.hutch(t, "exec", "b", "printf", `\377\000\376`); got.stdout != "\xff\x00\xfe" {
 			t.Errorf("printf: got %v", got)
@@ -139,17 +137,27 @@ func TestBytes(t *testing.T) {
 // Fifty commands at once in a box with one CPU do not disturb each other,
 // and one reader that never reads does not slow them.
 func TestFiftyAtOnce(t *testing.T) {
-	realengine.Need(t, "gvisor")
-	rounds := 20
+	t.Run("gvisor", func(t *testing.T) {
+		realengine.Need(t, "gvisor")
+		fiftyAtOnce(t, newHome(t), 20)
+	})
+	t.Run("vm", func(t *testing.T) {
+		realengine.Need(t, "vm")
+		h := vmHome(t)
+		h.engine = "vm"
+		fiftyAtOnce(t, h, 5)
+	})
+}
+
+func fiftyAtOnce(t *testing.T, h *home, rounds int) {
 	if testing.Short() {
 		rounds = 3
 	}
-	spec := box.Spec{}
+	spec := box.Spec{Volumes: []box.Volume{guest(t)}}
 	if root() {
 		spec.CPUs = 1 // an ordinary user cannot always have that
 	}
-	spec.Volumes = []box.Volume{guest(t)}
-	b := newHome(t).box(t, spec)
+	b := h.box(t, spec)
 	stalled := b.Command(t.Context(), "/guest", "both", fmt.Sprint(16<<20), "x")
 	reader, err := stalled.StdoutPipe()
 	if err != nil {
@@ -194,8 +202,7 @@ const stubborn = `trap "" TERM; sleep 300 & setsid sleep 300 & sleep 300`
 // A timeout, and the caller's cancellation, end the whole tree, and the box
 // goes on working.
 func TestTreeKill(t *testing.T) {
-	everyone(t, func(t *testing.T) {
-		h := newHome(t)
+	everyEngine(t, func(t *testing.T, h *home) {
 		start := time.Now()
 		if r := h.hutch(t, "run", "--timeout", "1s", "--", "sh", "-c", stubborn); r.code != 124 || r.stdout != "" {
 			t.Errorf("run: got %v; want status 124", r)

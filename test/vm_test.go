@@ -19,6 +19,22 @@ func vmHome(t *testing.T) *home {
 	return h
 }
 
+// everyEngine runs a test in a home for gVisor as everyone does, and once more
+// with boxes that are virtual machines.
+func everyEngine(t *testing.T, f func(t *testing.T, h *home)) {
+	t.Helper()
+	everyone(t, func(t *testing.T) { f(t, newHome(t)) })
+	if os.Getenv(asVar) != "" {
+		return
+	}
+	t.Run("vm", func(t *testing.T) {
+		realengine.Need(t, "vm")
+		h := vmHome(t)
+		h.engine = "vm"
+		f(t, h)
+	})
+}
+
 // shareKernel puts the kernel where the processes of other users find it.
 func shareKernel(t *testing.T) {
 	t.Helper()

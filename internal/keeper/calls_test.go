@@ -65,3 +65,35 @@ func TestWhichCallsAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// Between the last user's end and the box's nobody gets a lease: his command
+// would die with the box.
+func TestLeases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l leases
+		expired := 0
+		l.start(func() { expired++ })
+		if !l.take() || !l.take() {
+			t.Fatal("a lease was refused while the box is to run")
+		}
+		if l.drop(false) || l.close() {
+			t.Error("the box is to stop although somebody uses it")
+		}
+		if l.drop(true) || !l.take() {
+			t.Error("a box that outlives its users is to stop, or refuses them")
+		}
+		if !l.drop(false) || l.take() {
+			t.Error("the last user went, and the box does not stop or is still to be had")
+		}
+		time.Sleep(2 * firstLease)
+		if expired != 0 {
+			t.Error("the first lease was missed")
+		}
+		var unused leases
+		unused.start(func() { expired++ })
+		time.Sleep(2 * firstLease)
+		if expired != 1 || unused.take() {
+			t.Errorf("nobody came: it expired %d times, and a lease is refused: %v", expired, !unused.take())
+		}
+	})
+}

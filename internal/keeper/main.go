@@ -99,7 +99,7 @@ func Main() int {
 	}
 	if err := helper.Respond(helper.KeeperAnswer{Kernel: k.rec.Kernel}, nil); err != nil {
 		k.log.Warn("nobody waits for the boot", "error", err)
-		if !k.outlives() && k.leases.count() == 0 {
+		if !k.outlives() && k.leases.close() {
 			// Whoever wanted the box died while it booted.
 			k.requestStop(stopRequest{reason: "nobody uses it"})
 		}

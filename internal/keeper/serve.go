@@ -71,12 +71,15 @@ func (s *server) close(ctx context.Context) {
 	s.served.Wait()
 }
 
-// leases counts who uses the box.
+// leases counts who uses the box. That the box stops because nobody does is
+// decided here, in the moment the last user goes: who comes later is refused,
+// and boots the box anew.
 type leases struct {
-	mu   sync.Mutex
-	n    int
-	ever bool
-	idle *time.Timer
+	mu     sync.Mutex
+	n      int
+	ever   bool
+	closed bool // nobody uses it, so that it stops
+	idle   *time.Timer
 }
 
 // firstLease is how long a box that just started waits for its first user.
@@ -87,26 +90,50 @@ func (l *leases) start(expire func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.ever { // somebody may have been quicker
-		l.idle = time.AfterFunc(firstLease, expire)
+		l.idle = time.AfterFunc(firstLease, func() {
+			if l.close() {
+				expire()
+			}
+		})
 	}
 }
 
-func (l *leases) take() {
+// take reports whether there is a lease to be had.
+func (l *leases) take() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.closed {
+		return false
+	}
 	l.n++
 	l.ever = true
 	if l.idle != nil {
 		l.idle.Stop()
 	}
+	return true
 }
 
-// drop reports whether that was the last.
-func (l *leases) drop() bool {
+// drop gives a lease back. It reports whether the box is to stop, which it is
+// when that was the last one, unless it outlives its users.
+func (l *leases) drop(outlives bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.n--
-	return l.n == 0
+	if l.n > 0 || outlives {
+		return false
+	}
+	l.closed = true
+	return true
+}
+
+// close refuses leases from now on, if there is none.
+func (l *leases) close() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.n == 0 {
+		l.closed = true
+	}
+	return l.closed
 }
 
 func (l *leases) count() int {
@@ -130,9 +157,11 @@ type boxService struct{ k *keeper }
 func (s *boxService) Hold(ctx context.Context, req *connect.Request[hutchv1.HoldRequest], stream *connect.ServerStream[hutchv1.HoldEvent]) error {
 	k := s.k
 	if !req.Msg.GetObserve() {
-		k.leases.take()
+		if !k.leases.take() {
+			return wire.Encode(&box.Error{Kind: box.Unavailable, Op: "box", Object: k.b.ID(), Err: errors.New(wire.Stopping)})
+		}
 		defer func() {
-			if k.leases.drop() && !k.outlives() {
+			if k.leases.drop(k.outlives()) {
 				k.requestStop(stopRequest{reason: "nobody uses it any more"})
 			}
 		}()
