@@ -16,7 +16,9 @@
 //	out, err := b.Command(ctx, "python", "-c", "print(6*7)").Output()
 //
 // Create writes the box down and checks the whole spec; the box boots when it
-// is first used. Any command, file operation or dial wakes a stopped box.
+// is first used. Any command, file operation or dial wakes a stopped box, and
+// keeps it running until it has ended, also when the box's main command ends
+// before.
 //
 // # Errors
 //

@@ -17,36 +17,14 @@ const imageVar = "HUTCH_TEST_IMAGE"
 // debianPackages are what the image has beside Debian's base.
 const debianPackages = "python3,python3-pip,git,ripgrep"
 
-// debianImage is the path of an archive with a real Debian. It is made once
-// and kept, since making it takes a minute and needs the network.
+// debianImage is the path of an archive with a real Debian, for processes of
+// other users, too.
 func debianImage(t *testing.T) string {
 	t.Helper()
 	if path := os.Getenv(imageVar); path != "" {
 		return path
 	}
-	cache := os.Getenv("HUTCH_TEST_CACHE")
-	if cache == "" {
-		dir, err := os.UserCacheDir()
-		if err != nil {
-			required(t, "no place for the Debian image: %v", err)
-		}
-		cache = filepath.Join(dir, "hutch-test")
-	}
-	kept := filepath.Join(cache, fmt.Sprintf("debian-%.6x.tar", sha256.Sum256([]byte(debianPackages))))
-	if _, err := os.Stat(kept); err != nil {
-		if err := os.MkdirAll(cache, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		h := newHome(t)
-		if r := h.hutch(t, "image", "debian", "--include", debianPackages, "dev"); r.code != 0 {
-			required(t, "build a Debian image: %v", r)
-		}
-		part := kept + ".part"
-		h.ok(t, "image", "save", "-o", part, "dev")
-		if err := os.Rename(part, kept); err != nil {
-			t.Fatal(err)
-		}
-	}
+	kept := keptDebian(t, debianPackages)
 	// Other users read it too.
 	dir, err := stage.dir()
 	if err != nil {
@@ -65,6 +43,37 @@ func debianImage(t *testing.T) string {
 	}
 	t.Setenv(imageVar, path)
 	return path
+}
+
+// keptDebian is the path of an archive with a real Debian that has packages. It
+// is made once and kept, since making it takes a minute and needs the network.
+func keptDebian(t *testing.T, packages string) string {
+	t.Helper()
+	cache := os.Getenv("HUTCH_TEST_CACHE")
+	if cache == "" {
+		dir, err := os.UserCacheDir()
+		if err != nil {
+			required(t, "no place for the Debian image: %v", err)
+		}
+		cache = filepath.Join(dir, "hutch-test")
+	}
+	kept := filepath.Join(cache, fmt.Sprintf("debian-%.6x.tar", sha256.Sum256([]byte(packages))))
+	if _, err := os.Stat(kept); err == nil {
+		return kept
+	}
+	if err := os.MkdirAll(cache, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	h := newHome(t)
+	if r := h.hutch(t, "image", "debian", "--include", packages, "dev"); r.code != 0 {
+		required(t, "build a Debian image: %v", r)
+	}
+	part := kept + ".part"
+	h.ok(t, "image", "save", "-o", part, "dev")
+	if err := os.Rename(part, kept); err != nil {
+		t.Fatal(err)
+	}
+	return kept
 }
 
 // The main job on a real image: a program and its files, written and run, with

@@ -55,6 +55,19 @@ func TestMainCommand(t *testing.T) {
 			t.Errorf("exec in a stopped box: %q runs, want 3", out)
 		}
 
+		// Who wakes a box by a call does not die with its main command, which
+		// ends meanwhile.
+		h.ok(t, "create", "--name", "woken", "--", "true")
+		if r := h.hutch(t, "exec", "woken", "sh", "-c", "sleep 1; echo alive"); r != (result{"alive\n", "", 0}) {
+			t.Errorf("exec beside a main command that ends: %v", r)
+		}
+		if out := h.ok(t, "wait", "woken"); out != "0" {
+			t.Errorf("wait says %q", out)
+		}
+		if info := h.inspect(t, "woken"); info.State != box.Stopped || !strings.Contains(info.Reason, "main command ended") {
+			t.Errorf("the box that was woken is %s: %q", info.State, info.Reason)
+		}
+
 		// on-failure counts its restarts and ends with the last status.
 		h.ok(t, "run", "-d", "--name", "restart", "--restart", "on-failure:2", "--", "sh", "-c", "echo x >> /root/n; exit 5")
 		if out := h.ok(t, "wait", "restart"); out != "5" {

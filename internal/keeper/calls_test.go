@@ -76,13 +76,13 @@ func TestLeases(t *testing.T) {
 		if !l.take() || !l.take() {
 			t.Fatal("a lease was refused while the box is to run")
 		}
-		if l.drop(false) || l.close() {
+		if l.drop(false) != nil || l.close() {
 			t.Error("the box is to stop although somebody uses it")
 		}
-		if l.drop(true) || !l.take() {
+		if l.drop(true) != nil || !l.take() {
 			t.Error("a box that outlives its users is to stop, or refuses them")
 		}
-		if !l.drop(false) || l.take() {
+		if l.drop(false) == nil || l.take() {
 			t.Error("the last user went, and the box does not stop or is still to be had")
 		}
 		time.Sleep(2 * firstLease)
@@ -94,6 +94,20 @@ func TestLeases(t *testing.T) {
 		time.Sleep(2 * firstLease)
 		if expired != 1 || unused.take() {
 			t.Errorf("nobody came: it expired %d times, and a lease is refused: %v", expired, !unused.take())
+		}
+		// What ends by itself ends when its users have gone.
+		var ending leases
+		if !ending.take() || ending.end(stopRequest{reason: "done"}) || !ending.take() {
+			t.Error("a box in use ends, or refuses another user")
+		}
+		if ending.drop(true) != nil {
+			t.Error("it ends with its first user")
+		}
+		if r := ending.drop(true); r == nil || r.reason != "done" || ending.take() {
+			t.Errorf("its last user went, and it ends for %+v", r)
+		}
+		if free := new(leases); !free.end(stopRequest{}) || free.take() {
+			t.Error("a box that nobody uses does not end")
 		}
 	})
 }

@@ -76,7 +76,12 @@ func (k *keeper) runMain(ctx context.Context, stream box.ProcessStream) {
 			again = false
 		}
 		if !again {
-			k.requestStop(stopRequest{reason: "the main command ended: " + status.String(), done: true})
+			// A box that a call woke goes on for as long as it is used: the
+			// caller did not ask for the main command, and must not die with it.
+			req := stopRequest{reason: "the main command ended: " + status.String(), done: true}
+			if !k.woken || k.leases.end(req) {
+				k.requestStop(req)
+			}
 			return
 		}
 		inRow++

@@ -33,6 +33,7 @@ type keeper struct {
 	rec      boxdir.Record // as it was at boot
 	detached bool
 	withMain bool // this boot has a main command
+	woken    bool // by a call that needs the box, not by one that starts it
 	m        *machine
 	srv      *server
 	leases   leases
@@ -154,6 +155,7 @@ func (k *keeper) startLocked(ctx context.Context, req *Request, hostPid string) 
 	if rec.State == box.Removed {
 		return &box.Error{Kind: box.NotFound, Op: "start", Object: rec.Name, Err: fmt.Errorf("the box was removed when it stopped")}
 	}
+	k.woken = !req.Main && !req.HoldMain
 	k.withMain = len(rec.Main) > 0 && (req.Main || req.HoldMain || !rec.MainDone)
 	rec, err = k.b.UpdateVolatile(func(r *boxdir.Record) error {
 		r.State, r.Reason, r.OOM, r.MainExec = box.Starting, "", false, ""

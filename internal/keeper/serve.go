@@ -78,7 +78,8 @@ type leases struct {
 	mu     sync.Mutex
 	n      int
 	ever   bool
-	closed bool // nobody uses it, so that it stops
+	closed bool         // nobody uses it, so that it stops
+	ending *stopRequest // it stops when the last user goes, even if it outlives its users
 	idle   *time.Timer
 }
 
@@ -113,17 +114,32 @@ func (l *leases) take() bool {
 	return true
 }
 
-// drop gives a lease back. It reports whether the box is to stop, which it is
-// when that was the last one, unless it outlives its users.
-func (l *leases) drop(outlives bool) bool {
+// drop gives a lease back. It returns why the box is to stop, which it is when
+// that was the last one, unless it outlives its users; else nil.
+func (l *leases) drop(outlives bool) *stopRequest {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.n--
-	if l.n > 0 || outlives {
-		return false
+	switch {
+	case l.n > 0 || l.ending == nil && outlives:
+		return nil
+	case l.ending == nil:
+		l.ending = &stopRequest{reason: "nobody uses it any more"}
 	}
 	l.closed = true
-	return true
+	return l.ending
+}
+
+// end says why the box is to stop once nobody uses it. It reports whether that
+// is so already.
+func (l *leases) end(r stopRequest) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ending = &r
+	if l.n == 0 {
+		l.closed = true
+	}
+	return l.closed
 }
 
 // close refuses leases from now on, if there is none.
@@ -161,8 +177,8 @@ func (s *boxService) Hold(ctx context.Context, req *connect.Request[hutchv1.Hold
 			return wire.Encode(&box.Error{Kind: box.Unavailable, Op: "box", Object: k.b.ID(), Err: errors.New(wire.Stopping)})
 		}
 		defer func() {
-			if k.leases.drop(k.outlives()) {
-				k.requestStop(stopRequest{reason: "nobody uses it any more"})
+			if r := k.leases.drop(k.outlives()); r != nil {
+				k.requestStop(*r)
 			}
 		}()
 	}

@@ -55,7 +55,7 @@ type hardware struct {
 	tsc    int   // kHz of the time stamp counter, for an emulated x86 machine
 	mac    net.HardwareAddr
 
-	ram    string // the file behind the memory, as QEMU sees it
+	ram    string // the file behind the memory, as QEMU sees it; unused with volumes
 	kernel string // as QEMU sees it
 	initrd string // empty in a trial: the kernel then has nothing to run and says so
 
@@ -123,12 +123,13 @@ func (h *hardware) arguments(c *command) {
 	if h.seccomp {
 		c.add("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny")
 	}
-	share := "off"
+	memory := fmt.Sprintf("memory-backend-file,id=ram,size=%d,mem-path=%s,share=off", h.memory, escape(h.ram))
 	if h.volumes != nil {
-		share = "on" // virtiofsd writes into the machine's memory
+		// virtiofsd writes into it. Not a file of a disk: the disk would get all
+		// that the machine writes to its memory, and one that is full would end it.
+		memory = fmt.Sprintf("memory-backend-memfd,id=ram,size=%d,share=on", h.memory)
 	}
-	c.add("-smp", fmt.Sprint(h.cpus), "-m", fmt.Sprintf("%dM", h.memory>>20),
-		"-object", fmt.Sprintf("memory-backend-file,id=ram,size=%d,mem-path=%s,share=%s", h.memory, escape(h.ram), share))
+	c.add("-smp", fmt.Sprint(h.cpus), "-m", fmt.Sprintf("%dM", h.memory>>20), "-object", memory)
 	c.add("-kernel", h.kernel, "-append", h.kernelLine())
 	if h.initrd != "" {
 		c.add("-initrd", h.initrd)

@@ -368,8 +368,10 @@ func coldBoot(ctx context.Context, m *machine, l *layout, con *console) (*vmProc
 	var last error
 	for n := range tries {
 		hw := m.hw
-		if err := emptyMemory(l, "ram", hw.memory); err != nil {
-			return nil, err
+		if hw.volumes == nil {
+			if err := emptyMemory(l, "ram", hw.memory); err != nil {
+				return nil, err
+			}
 		}
 		hw.ram = l.seen("ram")
 		hw.kernel = l.seenKernel(m.files["vmlinuz"], "vmlinuz")

@@ -175,7 +175,32 @@ func mountSystem() error {
 	}
 	// devtmpfs names it for the kernel's first devpts instance.
 	_ = os.Remove("/dev/ptmx")
-	return os.Symlink("pts/ptmx", "/dev/ptmx")
+	if err := os.Symlink("pts/ptmx", "/dev/ptmx"); err != nil {
+		return err
+	}
+	// Devices whose drivers are modules: whoever opens one makes the kernel load
+	// it. Elsewhere udev makes these files.
+	for _, d := range []struct {
+		path         string
+		mode         uint32
+		major, minor uint32
+	}{
+		{"/dev/loop-control", 0o660, 10, 237},
+		{"/dev/net/tun", 0o666, 10, 200},
+		{"/dev/fuse", 0o666, 10, 229},
+	} {
+		if err := os.MkdirAll(filepath.Dir(d.path), 0o755); err != nil {
+			return err
+		}
+		err := unix.Mknod(d.path, unix.S_IFCHR|d.mode, int(unix.Mkdev(d.major, d.minor)))
+		if err == nil {
+			err = unix.Chmod(d.path, d.mode)
+		}
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("make %s: %w", d.path, err)
+		}
+	}
+	return nil
 }
 
 // openVolumes mounts the volumes' file system and opens each volume as a
