@@ -23,7 +23,7 @@ func TestContainersInABox(t *testing.T) {
 	h.engine = "vm"
 	h.ok(t, "image", "load", "-i", keptDebian(t, enginePackages))
 	h.ok(t, "create", "--name", "b", "--idle", "-m", "1g", "--disk", "4g", "dev")
-	h.ok(t, "exec", "b", "sh", "-c", "mkdir -p /tiny/bin && cp /bin/busybox /tiny/bin && ln -s busybox /tiny/bin/sh")
+	h.ok(t, "exec", "b", "sh", "-c", "mkdir -p /tiny/bin && cp /bin/busybox /tiny/bin && ln -s busybox /tiny/bin/sh; echo from the box > /tiny/hello; busybox httpd -p 8080 -h /tiny")
 	// Both ways of docs/vm.md.
 	for _, c := range []struct{ driver, prepare string }{
 		{"vfs", `mkdir -p /etc/containers && printf '[storage]\ndriver = "vfs"\nrunroot = "/run/containers/storage"\ngraphroot = "/var/lib/containers/storage"\n' > /etc/containers/storage.conf`},
@@ -36,8 +36,8 @@ truncate -s 2G /root/containers.img && mkfs.ext4 -q /root/containers.img && mkdi
 			t.Errorf("podman uses %q", out)
 		}
 		out := h.ok(t, "exec", "b", "podman", "run", "--rm", "--pids-limit", "50", "--memory", "64m", "tiny", "/bin/sh", "-c",
-			"echo x > /new && cat /new && /bin/busybox ip addr show eth0 && /bin/busybox ping -c 1 10.88.0.1; /bin/busybox cat /sys/fs/cgroup/pids.max /sys/fs/cgroup/memory.max")
-		for _, want := range []string{"x\n", "inet 10.88.", "1 packets received", "50\n67108864"} {
+			"echo x > /new && cat /new && /bin/busybox ip addr show eth0 && /bin/busybox wget -qO- http://10.88.0.1:8080/hello; /bin/busybox cat /sys/fs/cgroup/pids.max /sys/fs/cgroup/memory.max")
+		for _, want := range []string{"x\n", "inet 10.88.", "from the box\n", "50\n67108864"} {
 			if !strings.Contains(out, want) {
 				t.Errorf("%s: a container says %q, without %q", c.driver, out, want)
 			}
