@@ -57,16 +57,14 @@ func TestHostUnseen(t *testing.T) {
 		if name, err := os.Hostname(); err == nil && len(name) > 4 {
 			needles = append(needles, mask(name))
 		}
-		exec := h.command(t, append([]string{"exec", "b", "/guest", "search"}, needles...)...)
+		// One more that is in the box: the search does find what is there.
+		h.ok(t, "exec", "b", "sh", "-c", "echo zq''planted > /root/planted")
+		exec := h.command(t, append([]string{"exec", "b", "/guest", "search", mask("zqplanted")}, needles...)...)
 		exec.Env = append(exec.Env, "CANARY_VARIABLE=zqcanaryvalue")
 		r := finish(t, exec)
-		if r.code != 0 || strings.Contains(r.stdout, "found") || !strings.Contains(r.stdout, "looked at") {
+		found, planted := strings.Count(r.stdout, "found "), strings.Contains(r.stdout, "found "+mask("zqplanted")+" in /root/planted\n")
+		if r.code != 0 || found != 1 || !planted || !strings.Contains(r.stdout, "looked at") {
 			t.Errorf("the search in the box: %v", r)
-		}
-		// The search does find what is in the box.
-		h.ok(t, "exec", "b", "sh", "-c", "echo zqcanary > /root/planted")
-		if r := h.hutch(t, "exec", "b", "/guest", "search", mask("zqcanary")); !strings.Contains(r.stdout, "in /root/planted") {
-			t.Errorf("the search does not find what is there: %v", r)
 		}
 		if out := h.ok(t, "exec", "b", "hostname"); out != "b" {
 			t.Errorf("the box's host name is %q", out)
