@@ -104,7 +104,7 @@ func (c *crasher) rounds(t *testing.T, rounds int) {
 	if err := c.check(t.Context(), b); err != nil {
 		t.Error(err)
 	}
-	t.Logf("%d rounds, %d of them while booting, %d records", rounds, c.booting, c.acked.Load()+1)
+	t.Logf("%d rounds, %d of them while booting, %d records; it was noticed within %v", rounds, c.booting, c.acked.Load()+1, c.noticed)
 }
 
 // crasher kills one kind of process of one box.
@@ -119,6 +119,7 @@ type crasher struct {
 	booting int           // rounds in which it was killed before it wrote
 	acked   atomic.Int64  // the last record known to be on the disk, plus what is in this round
 	next    int           // number of the next record
+	noticed time.Duration // the longest time until a running command's client knew
 }
 
 // check compares the records with what was acknowledged, cuts a record that
@@ -300,6 +301,9 @@ wait:
 		}
 	}
 	noticed := time.Since(killed)
+	if !early {
+		c.noticed = max(c.noticed, noticed)
+	}
 	readers.Wait()
 	var exit *box.ExitError
 	switch {
