@@ -40,7 +40,9 @@ fi
 count() { "$work/testcount" -totals "$work/totals" -may-skip "$MAY_SKIP" "$@"; }
 
 # Each package once: with the race detector where that is cheap, else without.
-plain=$("$GO" list ./... | grep -vxFf <("$GO" list $RACE))
+# The longest come first, so that none of them is left to run alone at the end.
+longest=$("$GO" list ./test ./box/local ./test/workspace)
+plain="$longest $("$GO" list ./... | grep -vxFf <("$GO" list $RACE; echo "$longest"))"
 status=0
 echo "tests:"
 count "$GO" test -json -timeout 60m $plain || status=1
