@@ -119,6 +119,7 @@ type crasher struct {
 	booting int           // rounds in which it was killed before it wrote
 	acked   atomic.Int64  // the last record known to be on the disk, plus what is in this round
 	next    int           // number of the next record
+	over    time.Time     // when the command of a round had ended for its client
 	noticed time.Duration // the longest time until a running command's client knew
 }
 
@@ -186,6 +187,7 @@ func (c *crasher) use(ctx context.Context, rt *box.Runtime, acks io.Writer) (use
 	cmd := b.Command(ctx, "/guest", "records", strconv.Itoa(c.next), recordsFile)
 	cmd.Stdout = acks
 	err = cmd.Run()
+	c.over = time.Now()
 	cancel()
 	wg.Wait()
 	return true, err
@@ -301,8 +303,8 @@ wait:
 		}
 	}
 	noticed := time.Since(killed)
-	if !early {
-		c.noticed = max(c.noticed, noticed)
+	if !early && client == nil {
+		c.noticed = max(c.noticed, c.over.Sub(killed))
 	}
 	readers.Wait()
 	var exit *box.ExitError
