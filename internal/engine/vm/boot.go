@@ -25,6 +25,7 @@ import (
 	"github.com/hutch-sandbox/hutch/internal/engine/vm/kernel"
 	"github.com/hutch-sandbox/hutch/internal/engine/vm/qmp"
 	"github.com/hutch-sandbox/hutch/internal/vmboot"
+	"github.com/hutch-sandbox/hutch/internal/x/console"
 )
 
 // Deadlines of a start.
@@ -46,12 +47,15 @@ const (
 	tries = 3
 )
 
+// volumesLimit is how much of what the volumes' server says is kept of a boot.
+const volumesLimit = 256 << 10
+
 // vmProcess is a started QEMU with its control connections.
 type vmProcess struct {
 	cmd     *exec.Cmd
 	monitor *qmp.Client
 	boot    net.Conn
-	console *console
+	console *console.Log
 	files   *layout
 	exited  chan struct{} // closed when QEMU has ended and was waited for
 
@@ -59,7 +63,7 @@ type vmProcess struct {
 }
 
 // start starts QEMU for hw, whose connections it makes. The caller ends it.
-func start(ctx context.Context, program string, hw *hardware, l *layout, con *console, kernelFiles map[string]string) (_ *vmProcess, err error) {
+func start(ctx context.Context, program string, hw *hardware, l *layout, con *console.Log, kernelFiles map[string]string) (_ *vmProcess, err error) {
 	undo := undoList{}
 	defer func() {
 		if err != nil {
@@ -114,8 +118,8 @@ func start(ctx context.Context, program string, hw *hardware, l *layout, con *co
 		f.Close()
 	}
 	theirs = nil
-	con.follow(screen)
-	con.follow(out)
+	con.Follow(screen)
+	con.Follow(out)
 	p.monitor = qmp.New(monitor)
 	go func() { // ends with QEMU, which end kills
 		_ = p.cmd.Wait()
@@ -124,7 +128,7 @@ func start(ctx context.Context, program string, hw *hardware, l *layout, con *co
 	undo = nil
 	if err := p.do(ctx, "qmp_capabilities", nil, nil); err != nil {
 		p.end()
-		return nil, fmt.Errorf("qemu did not start: %w: %s", err, lastLine(con.end()))
+		return nil, fmt.Errorf("qemu did not start: %w: %s", err, lastLine(con.End()))
 	}
 	return p, nil
 }
@@ -142,7 +146,7 @@ func (p *vmProcess) end() {
 	<-p.exited
 	_ = p.monitor.Close()
 	_ = p.boot.Close()
-	p.console.wait()
+	p.console.Wait()
 }
 
 // report waits for the machine's next report.
@@ -270,7 +274,9 @@ func (e *Engine) boot(ctx context.Context, cfg engine.Config, from string) (_ en
 	}
 	disk := m.hw.disk
 	undo.add(func() { disk.Close() })
-	vols, err := startVolumes(l, cfg.StateDir, cfg.Mounts, cfg.Console)
+	// What a machine asks of the volumes' server makes that speak as well, on
+	// and on, so that it has a bound of its own.
+	vols, err := startVolumes(l, cfg.StateDir, cfg.Mounts, console.New(cfg.Console, volumesLimit))
 	if err != nil {
 		return nil, err
 	}
@@ -278,7 +284,7 @@ func (e *Engine) boot(ctx context.Context, cfg engine.Config, from string) (_ en
 	m.hw.volumes, m.hw.volumesAt = vols.socket, vols.seen
 	m.hw.link = cfg.Link
 
-	con := newConsole(cfg.Console)
+	con := console.New(cfg.Console, console.Limit)
 	p, fresh, err := e.launch(ctx, m, l, con, &cfg, capture)
 	if err != nil {
 		return nil, err
@@ -304,7 +310,7 @@ func (e *Engine) boot(ctx context.Context, cfg engine.Config, from string) (_ en
 			p.end()
 		case <-time.After(2 * time.Second):
 		}
-		return nil, &box.Error{Kind: kindOf(pctx, err), Op: "boot", Err: fmt.Errorf("%w; console: %s", err, lastLine(con.end()))}
+		return nil, &box.Error{Kind: kindOf(pctx, err), Op: "boot", Err: fmt.Errorf("%w; console: %s", err, lastLine(con.End()))}
 	}
 	inst.watch()
 	return inst, nil
@@ -340,7 +346,7 @@ func network(n engine.Net) vmboot.Net {
 
 // launch starts QEMU and returns when the machine waits for a message. Fresh
 // says that it is to be a plan.
-func (e *Engine) launch(ctx context.Context, m *machine, l *layout, con *console, cfg *engine.Config, capture *captured) (p *vmProcess, fresh bool, err error) {
+func (e *Engine) launch(ctx context.Context, m *machine, l *layout, con *console.Log, cfg *engine.Config, capture *captured) (p *vmProcess, fresh bool, err error) {
 	if capture != nil {
 		p, err := restore(ctx, m, l, con, capture)
 		return p, false, err
@@ -356,7 +362,7 @@ func (e *Engine) launch(ctx context.Context, m *machine, l *layout, con *console
 		if ctx.Err() != nil {
 			return nil, false, err
 		}
-		con.note("no template: " + err.Error())
+		con.Note("no template: " + err.Error())
 	}
 	p, err = coldBoot(ctx, m, l, con)
 	return p, true, err
@@ -364,7 +370,7 @@ func (e *Engine) launch(ctx context.Context, m *machine, l *layout, con *console
 
 // coldBoot starts the kernel and waits until the machine wants its plan. A
 // kernel that hangs before that is started again; what its console said stays.
-func coldBoot(ctx context.Context, m *machine, l *layout, con *console) (*vmProcess, error) {
+func coldBoot(ctx context.Context, m *machine, l *layout, con *console.Log) (*vmProcess, error) {
 	var last error
 	for n := range tries {
 		hw := m.hw
@@ -390,8 +396,8 @@ func coldBoot(ctx context.Context, m *machine, l *layout, con *console) (*vmProc
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		last = fmt.Errorf("the kernel did not come up: %w; console: %s", err, lastLine(con.end()))
-		con.note(fmt.Sprintf("boot %d of %d failed: %v", n+1, tries, err))
+		last = fmt.Errorf("the kernel did not come up: %w; console: %s", err, lastLine(con.End()))
+		con.Note(fmt.Sprintf("boot %d of %d failed: %v", n+1, tries, err))
 		if !errors.Is(err, context.Canceled) {
 			break // it said what is wrong, and will say so again
 		}

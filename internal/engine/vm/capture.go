@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 
 	"github.com/hutch-sandbox/hutch/box"
+	"github.com/hutch-sandbox/hutch/internal/x/console"
 )
 
 // Files of a capture.
@@ -62,7 +63,7 @@ func (c *captured) placeDisk(ctx context.Context, dir string) error {
 
 // restore starts a machine from a capture. It runs when restore returns, or is
 // about to.
-func restore(ctx context.Context, m *machine, l *layout, con *console, c *captured) (*vmProcess, error) {
+func restore(ctx context.Context, m *machine, l *layout, con *console.Log, c *captured) (*vmProcess, error) {
 	if key := m.key(); c.Hardware != key || c.Memory != m.hw.memory {
 		return nil, &box.Error{Kind: box.Conflict, Op: "restore", Object: c.dir,
 			Err: errors.New("the machine was captured with another QEMU, kernel, accelerator, number of CPUs or size of memory")}

@@ -38,6 +38,7 @@ type instance struct {
 	done     chan struct{}
 	watchers sync.WaitGroup
 	stop     context.CancelFunc // ends the watchers
+	noSpace  chan struct{}      // holds one word that the machine waits for space on the host
 
 	turn chan struct{} // holds a token; who has it may stop, start or capture the machine
 
@@ -52,7 +53,7 @@ type instance struct {
 func newInstance(cfg *engine.Config, m *machine, p *vmProcess, vols *volumes, disk *os.File, diskSize int64) *instance {
 	i := &instance{
 		m: m, p: p, vols: vols, disk: disk, diskSize: diskSize, dial: cfg.DialLink, port: cfg.AgentPort, want: cfg.Limits,
-		done: make(chan struct{}), turn: make(chan struct{}, 1), stop: func() {}, started: time.Now(),
+		done: make(chan struct{}), turn: make(chan struct{}, 1), noSpace: make(chan struct{}, 1), stop: func() {}, started: time.Now(),
 	}
 	i.turn <- struct{}{}
 	i.limits = box.Limits{
@@ -76,7 +77,8 @@ func newInstance(cfg *engine.Config, m *machine, p *vmProcess, vols *volumes, di
 func (i *instance) watch() {
 	ctx, cancel := context.WithCancel(context.Background())
 	i.stop = cancel
-	i.watchers.Go(func() { i.events(ctx) })
+	i.watchers.Go(i.events)
+	i.watchers.Go(func() { i.awaitSpace(ctx) })
 	i.watchers.Go(i.awaitEnd)
 }
 
@@ -86,7 +88,7 @@ func (i *instance) awaitEnd() {
 	i.stop()
 	// What was said last says most.
 	_ = i.p.monitor.Close()
-	i.p.console.wait()
+	i.p.console.Wait()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.exit = engine.Exit{Killed: i.killed, OutOfMemory: !i.killed && i.group.oomKills() > 0}
@@ -96,7 +98,7 @@ func (i *instance) awaitEnd() {
 	case i.exit.OutOfMemory:
 		i.exit.Detail = "QEMU used more memory than the box may have"
 	default:
-		i.exit.Detail = describeEnd(i.ending, i.p.cmd.ProcessState.String(), i.p.console.end())
+		i.exit.Detail = describeEnd(i.ending, i.p.cmd.ProcessState.String(), i.p.console.End())
 	}
 	close(i.done)
 }
@@ -119,8 +121,9 @@ func describeEnd(reason, status string, tail []byte) string {
 	return "the engine ended: " + status
 }
 
-// events takes what QEMU says by itself.
-func (i *instance) events(ctx context.Context) {
+// events takes what QEMU says by itself, until it ends the connection. However
+// often it says something, that costs no more than the reading.
+func (i *instance) events() {
 	for ev := range i.p.monitor.Events() {
 		switch ev.Name {
 		case "SHUTDOWN":
@@ -136,8 +139,11 @@ func (i *instance) events(ctx context.Context) {
 				NoSpace bool
 			}
 			if json.Unmarshal(ev.Data, &data) == nil && data.Action == "stop" {
-				i.p.console.note("paused: the host's disk is full; it goes on when there is space")
-				i.watchers.Go(func() { i.awaitSpace(ctx) })
+				select {
+				case i.noSpace <- struct{}{}:
+					i.p.console.Note("paused: the host's disk is full; it goes on when there is space")
+				default: // each write that fails says so
+				}
 			}
 		}
 	}
@@ -147,15 +153,30 @@ func (i *instance) events(ctx context.Context) {
 // stopped for want of it goes on.
 const spaceNeeded = 64 << 20
 
-// awaitSpace lets the machine go on when the host has space again. The write
-// that failed is then done again: the box sees no error.
+// awaitSpace lets the machine go on when it stopped and the host has space
+// again. The write that failed is then done again: the box sees no error.
 func (i *instance) awaitSpace(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-i.noSpace:
+		}
+		if !i.goOn(ctx) {
+			return
+		}
+	}
+}
+
+// goOn waits until the host has space and lets the machine go on; false: it
+// has ended.
+func (i *instance) goOn(ctx context.Context) bool {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return false
 		case <-tick.C:
 		}
 		var st unix.Statfs_t
@@ -168,7 +189,7 @@ func (i *instance) awaitSpace(ctx context.Context) {
 			}
 			return i.p.do(ctx, "cont", nil, nil)
 		}); err == nil {
-			return
+			return true
 		}
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/hutch-sandbox/hutch/box"
 	"github.com/hutch-sandbox/hutch/internal/engine"
 	"github.com/hutch-sandbox/hutch/internal/engine/vm/kernel"
+	"github.com/hutch-sandbox/hutch/internal/x/console"
 )
 
 // trialTime is how long a kernel may take to boot behind an accelerator before
@@ -209,7 +210,7 @@ func (e *Engine) try(ctx context.Context, h *host, accel, cacheDir string, limit
 	hw.ram, hw.kernel = l.seen("ram"), l.seenKernel(files["vmlinuz"], "vmlinuz")
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	con := newConsole(nil)
+	con := console.New(nil, 0)
 	p, err := start(ctx, h.program, &hw, l, con, files)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -222,13 +223,13 @@ func (e *Engine) try(ctx context.Context, h *host, accel, cacheDir string, limit
 	case <-ctx.Done():
 	}
 	p.end()
-	if bytes.Contains(con.end(), []byte("Unable to mount root fs")) {
+	if bytes.Contains(con.End(), []byte("Unable to mount root fs")) {
 		return nil
 	}
 	if ctx.Err() != nil {
 		return fmt.Errorf("it hung for %s", limit)
 	}
-	return fmt.Errorf("%s: %s", p.cmd.ProcessState, lastLine(con.end()))
+	return fmt.Errorf("%s: %s", p.cmd.ProcessState, lastLine(con.End()))
 }
 
 // hypervisor tells one /dev/kvm from another.

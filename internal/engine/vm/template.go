@@ -18,6 +18,7 @@ import (
 
 	"github.com/hutch-sandbox/hutch/internal/engine"
 	"github.com/hutch-sandbox/hutch/internal/vmboot"
+	"github.com/hutch-sandbox/hutch/internal/x/console"
 	"github.com/hutch-sandbox/hutch/internal/x/filelock"
 )
 
@@ -106,7 +107,7 @@ func makeTemplate(ctx context.Context, m *machine, cfg *engine.Config, tmp strin
 	if err != nil {
 		return err
 	}
-	con := newConsole(cfg.Console)
+	con := console.New(cfg.Console, console.Limit)
 	p, err := coldBoot(ctx, &t, l, con)
 	if err != nil {
 		return err
@@ -169,7 +170,7 @@ func tryTemplate(ctx context.Context, m *machine, cfg *engine.Config, dir, state
 	if err != nil {
 		return err
 	}
-	con := newConsole(nil)
+	con := console.New(nil, 0)
 	p, err := restore(ctx, &t, l, con, c)
 	if err != nil {
 		return err

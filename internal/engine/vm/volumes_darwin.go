@@ -7,6 +7,7 @@ import (
 	"github.com/hutch-sandbox/hutch/box"
 	"github.com/hutch-sandbox/hutch/internal/engine"
 	"github.com/hutch-sandbox/hutch/internal/vmboot"
+	"github.com/hutch-sandbox/hutch/internal/x/console"
 )
 
 // volumes is what serves a machine's volumes. On macOS nothing can.
@@ -17,7 +18,7 @@ type volumes struct {
 }
 
 // startVolumes refuses volumes: QEMU for macOS has no virtio-fs.
-func startVolumes(_ *layout, _ string, mounts []engine.Mount, _ *os.File) (*volumes, error) {
+func startVolumes(_ *layout, _ string, mounts []engine.Mount, _ *console.Log) (*volumes, error) {
 	if len(mounts) > 0 {
 		return nil, &box.Error{Kind: box.Unsupported, Op: "boot", Object: "volumes", Err: errors.New("QEMU on macOS cannot share folders with a machine"), Hint: "copy files in with hutch cp"}
 	}

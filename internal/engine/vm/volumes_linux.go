@@ -18,6 +18,7 @@ import (
 	"github.com/hutch-sandbox/hutch/box"
 	"github.com/hutch-sandbox/hutch/internal/engine"
 	"github.com/hutch-sandbox/hutch/internal/vmboot"
+	"github.com/hutch-sandbox/hutch/internal/x/console"
 )
 
 // volumes is what serves a machine's volumes: one virtiofsd for all of them.
@@ -32,10 +33,11 @@ type volumes struct {
 	bound  []string
 	cmd    *exec.Cmd
 	exited chan struct{}
+	log    *console.Log // of what virtiofsd says; nil before it starts
 }
 
 // startVolumes mounts and serves the volumes. Without any it does nothing.
-func startVolumes(l *layout, stateDir string, mounts []engine.Mount, log *os.File) (_ *volumes, err error) {
+func startVolumes(l *layout, stateDir string, mounts []engine.Mount, log *console.Log) (_ *volumes, err error) {
 	v := &volumes{}
 	if len(mounts) == 0 {
 		return v, nil
@@ -74,10 +76,17 @@ func startVolumes(l *layout, stateDir string, mounts []engine.Mount, log *os.Fil
 		return nil, err
 	}
 	v.socket, v.seen = listener, l.seen("volumes")
+	said, out, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("volumes: %w", err)
+	}
+	defer out.Close()
+	v.log = log
+	log.Follow(said)
 	v.cmd = &exec.Cmd{
 		Path: program,
 		Args: []string{"virtiofsd", "--fd=3", "-o", "source=" + v.dir, "-o", "sandbox=namespace", "-o", "cache=auto", "-o", "announce_submounts"},
-		Env:  []string{"PATH=/usr/bin:/bin"}, Dir: "/", Stdout: log, Stderr: log,
+		Env:  []string{"PATH=/usr/bin:/bin"}, Dir: "/", Stdout: out, Stderr: out,
 		ExtraFiles:  []*os.File{listener},
 		SysProcAttr: &syscall.SysProcAttr{Setpgid: true},
 	}
@@ -131,6 +140,9 @@ func (v *volumes) end() {
 		_ = unix.Kill(-v.cmd.Process.Pid, unix.SIGKILL)
 		<-v.exited
 		v.cmd = nil
+	}
+	if v.log != nil {
+		v.log.Wait()
 	}
 	if v.socket != nil {
 		v.socket.Close()

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 )
 
@@ -21,6 +22,12 @@ const (
 	maxLine = 1 << 20
 	// maxEvents is how many events may wait to be taken.
 	maxEvents = 64
+	// maxEvent bounds what such an event says; those that are of use say a few
+	// hundred bytes. Longer ones are lost.
+	maxEvent = 16 << 10
+	// maxText bounds what errors quote of what QEMU said: they end in logs and
+	// records.
+	maxText = 1 << 10
 )
 
 // Event is something that QEMU says by itself.
@@ -105,16 +112,18 @@ func (c *Client) read() {
 func (c *Client) line(data []byte) error {
 	var m message
 	if err := json.Unmarshal(data, &m); err != nil {
-		return fmt.Errorf("qemu: control connection: %w", err)
+		return fmt.Errorf("qemu: control connection: %s", clip(err.Error()))
 	}
 	switch {
 	case m.Event != "":
+		if len(m.Event)+len(m.Data) > maxEvent {
+			c.drop()
+			break
+		}
 		select {
 		case c.events <- Event{Name: m.Event, Data: m.Data}:
 		default:
-			c.mu.Lock()
-			c.dropped++
-			c.mu.Unlock()
+			c.drop()
 		}
 	case m.Return != nil || m.Error != nil:
 		c.mu.Lock()
@@ -132,8 +141,14 @@ func (c *Client) line(data []byte) error {
 	return nil
 }
 
+func (c *Client) drop() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.dropped++
+}
+
 // Events is closed when the connection has ended. When nobody takes them,
-// events beyond a few dozen are lost.
+// events beyond a few dozen are lost, and very long ones are always.
 func (c *Client) Events() <-chan Event { return c.events }
 
 // Dropped is how many events were lost.
@@ -176,23 +191,40 @@ func (c *Client) Do(ctx context.Context, command string, args, out any) error {
 	}
 	select {
 	case a := <-got:
-		if a.err != nil {
-			a.err.Command = command
-			return a.err
-		}
-		if out == nil {
-			return nil
-		}
-		if err := json.Unmarshal(a.data, out); err != nil {
-			return fmt.Errorf("qemu: %s: %w", command, err)
-		}
-		return nil
+		return a.decode(command, out)
 	case <-c.done:
+		// What it answered before it ended the connection counts.
+		select {
+		case a := <-got:
+			return a.decode(command, out)
+		default:
+		}
 		if ctx.Err() != nil {
 			return fmt.Errorf("qemu: %s: %w", command, ctx.Err())
 		}
 		return c.closed()
 	}
+}
+
+// decode is what Do returns of an answer.
+func (a answer) decode(command string, out any) error {
+	if a.err != nil {
+		return &Error{Command: command, Class: clip(a.err.Class), Desc: clip(a.err.Desc)}
+	}
+	if out == nil {
+		return nil
+	}
+	if err := json.Unmarshal(a.data, out); err != nil {
+		return fmt.Errorf("qemu: %s: %s", command, clip(err.Error()))
+	}
+	return nil
+}
+
+func clip(s string) string {
+	if len(s) > maxText {
+		s = strings.ToValidUTF8(s[:maxText], "") + "…"
+	}
+	return s
 }
 
 func (c *Client) closed() error {
