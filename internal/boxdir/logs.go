@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"iter"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/hutch-sandbox/hutch/box"
@@ -19,6 +20,8 @@ import (
 const (
 	logSize  = 10 << 20
 	logFiles = 3
+	// logPiece is the longest entry.
+	logPiece = 256 << 10
 )
 
 type logLine struct {
@@ -30,7 +33,7 @@ type logLine struct {
 // LogWriter appends to a box's main.log. It is not safe for concurrent use.
 type LogWriter struct {
 	b    *Box
-	f    *os.File
+	f    *os.File // nil when there is none to be had, and it is tried again
 	size int64
 }
 
@@ -62,11 +65,14 @@ func (b *Box) logPath(n int) string {
 }
 
 // Write appends a piece of output, an entry a line. The end of a line may come
-// in a later piece; it then has an entry of its own.
+// in a later piece; it then has an entry of its own, as have the parts of a very
+// long line.
 func (w *LogWriter) Write(at time.Time, stderr bool, data []byte) error {
 	for line := range bytes.Lines(data) {
-		if err := w.writeEntry(at, stderr, line); err != nil {
-			return err
+		for part := range slices.Chunk(line, logPiece) {
+			if err := w.writeEntry(at, stderr, part); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -76,6 +82,11 @@ func (w *LogWriter) writeEntry(at time.Time, stderr bool, data []byte) error {
 	line, err := json.Marshal(logLine{Time: at, Stderr: stderr, Data: data})
 	if err != nil {
 		return err
+	}
+	if w.f == nil {
+		if err := w.open(); err != nil {
+			return err
+		}
 	}
 	if w.size > 0 && w.size+int64(len(line)) > logSize {
 		if err := w.rotate(); err != nil {
@@ -89,6 +100,7 @@ func (w *LogWriter) writeEntry(at time.Time, stderr bool, data []byte) error {
 
 func (w *LogWriter) rotate() error {
 	w.f.Close()
+	w.f = nil
 	for n := logFiles - 1; n > 0; n-- {
 		if err := os.Rename(w.b.logPath(n-1), w.b.logPath(n)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -98,7 +110,12 @@ func (w *LogWriter) rotate() error {
 }
 
 // Close closes the file.
-func (w *LogWriter) Close() error { return w.f.Close() }
+func (w *LogWriter) Close() error {
+	if w.f == nil {
+		return nil
+	}
+	return w.f.Close()
+}
 
 // Logs yields the output of the main command, oldest first. With Follow it
 // goes on until the box has stopped.

@@ -40,6 +40,7 @@ type machine struct {
 	gateway   *egress.Gateway
 	netlog    *boxdir.NetLog
 	console   *os.File
+	channel   *channel
 	transport *http.Transport
 	agent     *client.Client
 	up        atomic.Pointer[client.Client] // agent, once it is set: connections from outside may come before
@@ -129,10 +130,16 @@ func bootMachine(ctx context.Context, home *boxdir.Home, b *boxdir.Box, rec boxd
 	if err != nil {
 		return nil, err
 	}
-	m.transport = client.Transport(m.inst.DialGuest)
-	m.agent = client.New(m.transport, "http://agent", client.Options{Header: http.Header{boot.TokenHeader: {m.token}}})
+	m.reach()
 	m.up.Store(m.agent)
 	return m, m.awaitAgent(ctx)
+}
+
+// reach makes the client of the agent; it connects to nothing yet.
+func (m *machine) reach() {
+	m.channel = &channel{dial: m.inst.DialGuest}
+	m.transport = client.Transport(m.channel.Dial)
+	m.agent = client.New(m.transport, "http://agent", client.Options{Header: http.Header{boot.TokenHeader: {m.token}}})
 }
 
 // awaitAgent waits for the agent's first answer. Until it listens, the box's
@@ -190,11 +197,14 @@ func (m *machine) lastWords() string {
 // close ends the machine and waits for all of it. It may be called twice.
 func (m *machine) close(ctx context.Context) error {
 	var err error
-	if m.agent != nil {
-		_ = m.agent.Close()
-	}
 	if m.inst != nil {
 		err = m.inst.Kill(ctx)
+	}
+	if m.agent != nil {
+		// A machine that is gone answers nothing, and an agent may have taken
+		// nothing long before: who waits for either has to be told.
+		m.channel.cut()
+		_ = m.agent.Close()
 	}
 	if m.transport != nil {
 		m.transport.CloseIdleConnections()

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/hutch-sandbox/hutch/internal/engine"
-	"github.com/hutch-sandbox/hutch/internal/guest/client"
 )
 
 // deadMachine is a machine that takes a connection and ends before it answers.
@@ -40,8 +39,8 @@ func TestMachineEndsBeforeItsAgentAnswers(t *testing.T) {
 		t.Fatal(err)
 	}
 	inst := &deadMachine{t: t, done: make(chan struct{})}
-	m := &machine{inst: inst, console: console, transport: client.Transport(inst.DialGuest)}
-	m.agent = client.New(m.transport, "http://agent", client.Options{})
+	m := &machine{inst: inst, console: console}
+	m.reach()
 	err = m.awaitAgent(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "ended before") || !strings.Contains(err.Error(), "the last words") {
 		t.Errorf("got %v", err)

@@ -99,6 +99,7 @@ func (k *keeper) runMain(ctx context.Context, stream box.ProcessStream) {
 // followMain logs what the main command says and records how it ended.
 func (k *keeper) followMain(stream box.ProcessStream, log *boxdir.LogWriter) (box.ExitStatus, error) {
 	defer func() { _ = stream.Close() }()
+	lost := false // what it says, for want of a log; said once
 	for {
 		ev, err := stream.Recv()
 		if err != nil {
@@ -108,9 +109,11 @@ func (k *keeper) followMain(stream box.ProcessStream, log *boxdir.LogWriter) (bo
 			return box.ExitStatus{}, err
 		}
 		if len(ev.Data) > 0 {
-			if err := log.Write(time.Now(), ev.Stderr, ev.Data); err != nil {
+			err := log.Write(time.Now(), ev.Stderr, ev.Data)
+			if err != nil && !lost {
 				k.log.Warn("main command's log", "error", err)
 			}
+			lost = err != nil
 		}
 		if ev.Exit != nil {
 			status := *ev.Exit

@@ -15,6 +15,7 @@
 //	network.go  the box's gateway, and the calls that are about it
 //	harden.go   what the keeper gives up once the box is up
 //	serve.go    the socket, leases, the Box service
+//	channel.go  the connections to the guest agent
 //	proxy.go    passing calls on to the guest agent
 //	command.go  the main command: logs, exit status, restarts
 //

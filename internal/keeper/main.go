@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -19,7 +20,9 @@ import (
 
 	"github.com/hutch-sandbox/hutch/box"
 	"github.com/hutch-sandbox/hutch/internal/boxdir"
+	"github.com/hutch-sandbox/hutch/internal/guest/wire"
 	"github.com/hutch-sandbox/hutch/internal/helper"
+	"github.com/hutch-sandbox/hutch/internal/x/console"
 )
 
 // Request is what the starter of a keeper tells it.
@@ -64,6 +67,9 @@ type stopRequest struct {
 	done   bool // the main command has ended by itself
 }
 
+// logLimit is how much a keeper says in its life.
+const logLimit = 4 << 20
+
 // Main is a keeper's whole life. It returns the process's exit status.
 func Main() int {
 	// The main thread stays with this function: gVisor's code takes threads
@@ -79,8 +85,12 @@ func Main() int {
 		stops:    make(chan stopRequest, 1),
 		settled:  make(chan struct{}),
 		mainGone: make(chan struct{}),
-		log:      slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	}
+	// Some of what goes wrong the box can have go wrong again and again, also
+	// in packages that use the standard log.
+	said := console.New(os.Stderr, logLimit)
+	k.log = slog.New(slog.NewTextHandler(said, nil))
+	log.SetOutput(said)
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	defer cancel()
 	life, err := k.start(ctx, &req, hostPid)
@@ -178,7 +188,7 @@ func (k *keeper) startLocked(ctx context.Context, req *Request, hostPid string) 
 		rec, err = k.b.UpdateVolatile(func(r *boxdir.Record) error {
 			r.State, r.StartedAt, r.StoppedAt = box.Running, k.started, time.Time{}
 			r.Ports = k.m.gateway.Ports()
-			r.Kernel, r.Limits = k.m.hello.GetKernel(), k.m.inst.Limits()
+			r.Kernel, r.Limits = wire.Clip(k.m.hello.GetKernel()), k.m.inst.Limits()
 			return nil
 		})
 		if err == nil {

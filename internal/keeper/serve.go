@@ -212,6 +212,9 @@ func (s *boxService) Stop(ctx context.Context, req *connect.Request[hutchv1.Stop
 	}
 }
 
+// statsTime is how long the agent may take to say what it knows.
+const statsTime = 5 * time.Second
+
 // Stats joins what the engine and the agent know.
 func (s *boxService) Stats(ctx context.Context, _ *connect.Request[hutchv1.BoxStatsRequest]) (*connect.Response[hutchv1.BoxStatsResponse], error) {
 	host, err := s.k.m.inst.Stats(ctx)
@@ -229,10 +232,14 @@ func (s *boxService) Stats(ctx context.Context, _ *connect.Request[hutchv1.BoxSt
 		Network:     networkStats(s.k.m.gateway.Stats()),
 	}
 	if !s.k.paused() {
-		guest, err := s.k.m.agent.SystemStats(ctx)
-		if err != nil {
+		gctx, cancel := context.WithTimeout(ctx, statsTime)
+		defer cancel()
+		guest, err := s.k.m.agent.SystemStats(gctx)
+		if err != nil && (ctx.Err() != nil || s.k.machineCtx.Err() != nil) {
 			return nil, wire.Encode(err)
 		}
+		// A box whose agent does not answer is told of by what the host knows,
+		// as one that is paused: nobody who looks at all boxes waits for it.
 		out.Processes, out.Execs, out.Disk = guest.GetProcesses(), guest.GetExecs(), guest.GetDiskUsed()
 	}
 	if host.Disk >= 0 {

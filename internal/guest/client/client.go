@@ -14,7 +14,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -28,6 +30,14 @@ const (
 	chunk = 256 << 10
 	// maxMessage bounds a message from the other side, which may be hostile.
 	maxMessage = 16 << 20
+	// maxPiece bounds one of a connection into the box, of which there may be
+	// many; the agent's are a quarter of that.
+	maxPiece = 1 << 20
+	// maxHeader bounds what comes before and after an answer.
+	maxHeader = 64 << 10
+	// idleTime is how long a connection is kept that no call uses. A peer can
+	// refuse to take calls on one and keep it open.
+	idleTime = time.Minute
 )
 
 // Transport returns a transport that speaks HTTP/2 without TLS over what dial
@@ -46,9 +56,11 @@ func Transport(dial func(ctx context.Context) (net.Conn, error)) *http.Transport
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return dial(ctx)
 		},
-		DisableCompression: true,
-		WriteBufferSize:    64 << 10,
-		ReadBufferSize:     64 << 10,
+		DisableCompression:     true,
+		MaxResponseHeaderBytes: maxHeader,
+		IdleConnTimeout:        idleTime,
+		WriteBufferSize:        64 << 10,
+		ReadBufferSize:         64 << 10,
 		HTTP2: &http.HTTP2Config{
 			MaxReadFrameSize:          1 << 20,
 			MaxReceiveBufferPerStream: 4 << 20,
@@ -88,7 +100,7 @@ func New(rt http.RoundTripper, baseURL string, opts Options) *Client {
 	c := &Client{
 		process: hutchv1connect.NewProcessClient(d, baseURL, o...),
 		files:   hutchv1connect.NewFilesClient(d, baseURL, o...),
-		tunnel:  hutchv1connect.NewTunnelClient(d, baseURL, o...),
+		tunnel:  hutchv1connect.NewTunnelClient(d, baseURL, append(o[:len(o):len(o)], connect.WithReadMaxBytes(maxPiece))...),
 		system:  hutchv1connect.NewSystemClient(d, baseURL, o...),
 		box:     hutchv1connect.NewBoxClient(d, baseURL, o...),
 	}
@@ -118,7 +130,35 @@ func (d *doer) Do(req *http.Request) (*http.Response, error) {
 			req.Header[k] = v
 		}
 	}
-	return d.rt.RoundTrip(req)
+	resp, err := d.rt.RoundTrip(req)
+	if err == nil && !strings.HasPrefix(resp.Header.Get("Content-Type"), streamType) {
+		// connect reads an answer that is too long to its end, which an endless
+		// one has not.
+		resp.Body = &boundedBody{ReadCloser: resp.Body, left: maxMessage + 1}
+	}
+	return resp, err
+}
+
+// streamType is the beginning of the content types of streams, whose messages
+// have bounds of their own.
+const streamType = "application/connect+"
+
+// errTooLong is the end of an answer that is not read to its own.
+var errTooLong = errors.New("the answer is longer than allowed")
+
+// boundedBody is the body of an answer that is one message.
+type boundedBody struct {
+	io.ReadCloser
+	left int
+}
+
+func (b *boundedBody) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, errTooLong
+	}
+	n, err := b.ReadCloser.Read(p[:min(len(p), b.left)])
+	b.left -= n
+	return n, err
 }
 
 // fail turns the error of a call into one of package box.

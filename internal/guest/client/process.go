@@ -35,9 +35,13 @@ func (c *Client) startProcess(ctx context.Context, spec box.ProcessSpec, readers
 	if spec.Timeout > 0 {
 		req.Timeout = durationpb.New(spec.Timeout)
 	}
-	return c.follow(ctx, "exec", spec.ID, func(ctx context.Context) (*connect.ServerStreamForClient[hutchv1.ProcessEvent], error) {
+	s, err := c.follow(ctx, "exec", spec.ID, func(ctx context.Context) (*connect.ServerStreamForClient[hutchv1.ProcessEvent], error) {
 		return c.process.Start(ctx, connect.NewRequest(req))
 	})
+	if err != nil {
+		return nil, err // s in the interface would not be nil
+	}
+	return s, nil
 }
 
 // AttachProcess follows a command that another stream started.

@@ -137,7 +137,7 @@ func ExitStatus(e *hutchv1.Exited) box.ExitStatus {
 		Code:    int(e.GetCode()),
 		Signal:  syscall.Signal(e.GetSignal()),
 		Reason:  reason,
-		Message: e.GetMessage(),
+		Message: Clip(e.GetMessage()),
 	}
 }
 

@@ -147,14 +147,30 @@ func Decode(err error) error {
 		}
 	}
 	cause := ce.Unwrap()
-	if cause == nil {
-		cause = errors.New(ce.Message())
+	if cause == nil || len(cause.Error()) > maxText {
+		cause = errors.New(Clip(ce.Message()))
 	}
 	return &box.Error{Kind: kind, Err: cause}
 }
 
+// maxText bounds each text that comes from the other side and ends in records,
+// logs and errors. It holds a path of any length that Linux has.
+const maxText = 8 << 10
+
+// Clip bounds a text of the other side's.
+func Clip(s string) string {
+	if len(s) > maxText {
+		s = strings.ToValidUTF8(s[:maxText], "") + "…"
+	}
+	return s
+}
+
 // FromDetail is the error that Detail described.
 func FromDetail(d *hutchv1.Error) error {
+	d = &hutchv1.Error{
+		Kind: d.GetKind(), Op: Clip(d.GetOp()), Object: d.GetObject()[:min(len(d.GetObject()), maxText)],
+		Errno: d.GetErrno(), Message: Clip(d.GetMessage()), Hint: Clip(d.GetHint()),
+	}
 	kind := box.Kind(d.GetKind())
 	if _, ok := kindCodes[kind]; !ok {
 		kind = box.Internal
