@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -28,7 +29,7 @@ type link struct {
 	checksums bool
 	file      *os.File
 	raw       syscall.RawConn
-	wait      int            // milliseconds that a frame waits for room
+	wait      atomic.Int32   // milliseconds that a frame waits for room
 	work      sync.WaitGroup // the reader
 
 	mu         sync.RWMutex // guards the field below
@@ -54,7 +55,8 @@ func newLink(fd int, checksums bool) (*link, error) {
 		closeFD(fd)
 		return nil, err
 	}
-	l := &link{fd: fd, checksums: checksums, file: os.NewFile(uintptr(fd), "network link"), wait: writeWait}
+	l := &link{fd: fd, checksums: checksums, file: os.NewFile(uintptr(fd), "network link")}
+	l.wait.Store(writeWait)
 	var err error
 	if l.raw, err = l.file.SyscallConn(); err != nil {
 		l.file.Close()
@@ -96,8 +98,10 @@ func (l *link) read() {
 				return false
 			case errno == unix.EINTR:
 				continue
-			case errno != 0 || n == 0:
+			case errno != 0 || n == 0 && ended(int(fd)):
 				return true
+			case n == 0:
+				continue // an empty message, which looks like the end
 			}
 			v := frame
 			if n <= smallFrame {
@@ -109,6 +113,17 @@ func (l *link) read() {
 			l.deliver(v)
 		}
 	})
+}
+
+// ended reports whether the other end, or this one, is shut.
+func ended(fd int) bool {
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	for {
+		_, err := unix.Poll(fds, 0)
+		if err != unix.EINTR {
+			return err != nil || fds[0].Revents != 0
+		}
+	}
 }
 
 // deliver hands a frame to the stack; it owns v.
@@ -140,7 +155,7 @@ func (l *link) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Error) {
 		errno := rawWritev(l.fd, slices)
 		if errno == unix.EAGAIN {
 			fds := []unix.PollFd{{Fd: int32(l.fd), Events: unix.POLLOUT}}
-			if n, err := unix.Poll(fds, l.wait); n > 0 && err == nil {
+			if n, err := unix.Poll(fds, int(l.wait.Load())); n > 0 && err == nil {
 				errno = rawWritev(l.fd, slices)
 			}
 		}

@@ -52,7 +52,7 @@ func TestLinkReads(t *testing.T) {
 	own := tcpip.LinkAddress(GatewayMAC)
 	for _, size := range []int{1, 64, 1500, smallFrame - header.EthernetMinimumSize, smallFrame, MTU} {
 		body := bytes.Repeat([]byte{byte(size), 7}, size/2+1)[:size]
-		for _, other := range [][]byte{{1, 2, 3}, frame(tcpip.LinkAddress("\x02\x00\x00\x00\x00\x09"), body)} {
+		for _, other := range [][]byte{{}, {1, 2, 3}, frame(tcpip.LinkAddress("\x02\x00\x00\x00\x00\x09"), body)} {
 			if _, err := guest.Write(other); err != nil {
 				t.Fatal(err)
 			}
@@ -105,7 +105,7 @@ func TestLinkWaits(t *testing.T) {
 		t.Fatal("the link holds no frame at all")
 	}
 	// From here on somebody reads, so that none is lost.
-	l.wait = 60_000
+	l.wait.Store(60_000)
 	const more = 500
 	read := make(chan int)
 	go func() {

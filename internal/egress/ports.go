@@ -193,8 +193,10 @@ func (g *Gateway) inbound(ctx context.Context, conn net.Conn, p box.Port) {
 	if err == nil {
 		g.cfg.Record(rec)
 		f.onEnd(c.abort)
-		defer c.Close()
-		f.leave(f.copyBoth(c, conn, conn))
+		err := f.copyBoth(c, conn, conn)
+		_ = conn.Close()
+		c.finish()
+		f.leave(err)
 		return
 	}
 	if g.cfg.DialInside != nil {

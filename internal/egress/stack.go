@@ -3,12 +3,14 @@ package egress
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/log"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/network/arp"
@@ -129,6 +131,10 @@ func configure(s *stack.Stack, ep stack.LinkEndpoint) error {
 	}
 	return nil
 }
+
+// LogTo has the stack's own messages, which are about what boxes send, written
+// to w, for all of this process.
+func LogTo(w io.Writer) { log.SetTarget(log.GoogleEmitter{Writer: &log.Writer{Next: w}}) }
 
 // closeStack ends the stack and gives the descriptor back.
 func (g *Gateway) closeStack() {

@@ -94,7 +94,10 @@ func (g *Gateway) runTCP(f *flow, r *tcp.ForwarderRequest, d decision) error {
 		return err
 	}
 	f.onEnd(c.abort)
-	defer c.Close()
+	defer c.finish()
+	if up != nil {
+		defer up.Close() // the server need not wait for the box
+	}
 	policy := g.state.Load().policy
 	if d.kind == named || d.kind == direct && policy.DeniesNames() || up == nil {
 		return g.inspect(f, c, up)
@@ -222,6 +225,23 @@ func (c *boxConn) Read(p []byte) (int, error) {
 		err = &net.OpError{Op: "read", Net: "tcp", Err: unix.ECONNRESET}
 	}
 	return n, err
+}
+
+// finish closes the connection and waits until the box has taken all that was
+// written, or the stack gives it up. Until then it is a flow as any other: what a
+// box does not take would else pile up behind connections that nobody counts.
+func (c *boxConn) finish() {
+	entry, notify := waiter.NewChannelEntry(waiter.EventHUp | waiter.EventErr)
+	c.wq.EventRegister(&entry)
+	defer c.wq.EventUnregister(&entry)
+	_ = c.Close()
+	for {
+		switch tcp.EndpointState(c.ep.State()) {
+		case tcp.StateClose, tcp.StateError, tcp.StateTimeWait:
+			return
+		}
+		<-notify
+	}
 }
 
 // abort resets the connection.

@@ -20,6 +20,7 @@ import (
 
 	"github.com/hutch-sandbox/hutch/box"
 	"github.com/hutch-sandbox/hutch/internal/boxdir"
+	"github.com/hutch-sandbox/hutch/internal/egress"
 	"github.com/hutch-sandbox/hutch/internal/guest/wire"
 	"github.com/hutch-sandbox/hutch/internal/helper"
 	"github.com/hutch-sandbox/hutch/internal/x/console"
@@ -87,10 +88,11 @@ func Main() int {
 		mainGone: make(chan struct{}),
 	}
 	// Some of what goes wrong the box can have go wrong again and again, also
-	// in packages that use the standard log.
+	// in packages that have logs of their own.
 	said := console.New(os.Stderr, logLimit)
 	k.log = slog.New(slog.NewTextHandler(said, nil))
 	log.SetOutput(said)
+	egress.LogTo(said)
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	defer cancel()
 	life, err := k.start(ctx, &req, hostPid)
