@@ -30,7 +30,7 @@ func main() {
 	jobs := map[string]func(args []string) error{
 		"records": records, "both": both, "bytewise": bytewise, "environ": environ, "eat": eat,
 		"bomb": bomb, "fill": fill, "search": search, "breakout": breakout, "wait": wait, "write": write,
-		"fetch": fetch, "download": download, "dial": dial, "lookup": lookup, "listen": listen,
+		"fetch": fetch, "download": download, "dial": dial, "lookup": lookup, "listen": listen, "flood": flood,
 	}
 	job, ok := jobs[os.Args[1]]
 	if !ok {

@@ -26,6 +26,7 @@ import (
 	"github.com/hutch-sandbox/hutch/box"
 	"github.com/hutch-sandbox/hutch/internal/engine"
 	"github.com/hutch-sandbox/hutch/internal/x/cgroup"
+	"github.com/hutch-sandbox/hutch/internal/x/console"
 )
 
 // headroom is how far above the box's limit the host's hard limit lies. The
@@ -76,7 +77,17 @@ func (e *Engine) Boot(ctx context.Context, cfg engine.Config) (_ engine.Instance
 	// each; the limits of an ordinary login are too low for some workloads.
 	raiseNoFile()
 
-	restore, err := redirectStdio(cfg.AgentConfig, cfg.Console)
+	// Root in the box finds the agent's output below /proc and may write to it,
+	// for ever.
+	con := console.New(cfg.Console, console.Limit)
+	said, out, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("console: %w", err)
+	}
+	con.Follow(said)
+	undo.add(con.Wait)
+	defer out.Close() // the machine has its own copy
+	restore, err := redirectStdio(cfg.AgentConfig, out)
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +98,7 @@ func (e *Engine) Boot(ctx context.Context, cfg engine.Config) (_ engine.Instance
 	}
 	undo.add(func() { _ = c.Destroy() })
 
-	inst := newInstance(c, d, cfg)
+	inst := newInstance(c, d, con, cfg)
 	inst.guardGofer()
 	undo.add(inst.abandon)
 	undo.add(inst.closeGroup)

@@ -20,6 +20,7 @@ import (
 	"github.com/hutch-sandbox/hutch/box"
 	"github.com/hutch-sandbox/hutch/internal/engine"
 	"github.com/hutch-sandbox/hutch/internal/x/cgroup"
+	"github.com/hutch-sandbox/hutch/internal/x/console"
 )
 
 // instance implements engine.Instance.
@@ -33,6 +34,7 @@ type instance struct {
 	limits     box.Limits
 	group      *cgroup.Group // nil without control groups
 	disk       *disk
+	console    *console.Log
 
 	pressure chan struct{}
 	done     chan struct{}
@@ -48,11 +50,11 @@ type instance struct {
 	exit   engine.Exit
 }
 
-func newInstance(c *container.Container, d *disk, cfg engine.Config) *instance {
+func newInstance(c *container.Container, d *disk, con *console.Log, cfg engine.Config) *instance {
 	return &instance{
 		id: cfg.ID, dial: cfg.DialLink, port: cfg.AgentPort, memory: cfg.Limits.Memory,
 		sandboxPid: c.SandboxPid(), goferPid: c.GoferPid.Load(),
-		c: c, disk: d,
+		c: c, disk: d, console: con,
 		pressure: make(chan struct{}, 1),
 		done:     make(chan struct{}),
 		stop:     func() {},
@@ -105,6 +107,7 @@ func (i *instance) abandon() {
 // end, whatever the reason.
 func (i *instance) waitSandbox() {
 	waitEnd(i.sandboxPid)
+	i.console.Wait() // what was said last says most
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.exit = engine.Exit{Killed: i.killed, OutOfMemory: i.oom || (!i.killed && i.group != nil && i.group.OOMKills() > 0)}
