@@ -26,8 +26,17 @@ func TestFloods(t *testing.T) {
 				h = vmHome(t)
 			}
 			h.engine = engine
-			b := h.box(t, box.Spec{Name: "loud", Volumes: []box.Volume{guest(t)}})
-			other := h.box(t, box.Spec{Name: "quiet", Volumes: []box.Volume{guest(t)}})
+			b, other := h.box(t, box.Spec{Name: "loud"}), h.box(t, box.Spec{Name: "quiet"})
+			program, err := os.Open(guestProgram(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer program.Close()
+			in := b.Shell(t.Context(), "cat > /guest; chmod 755 /guest") // a volume would take another boot
+			in.Stdin = program
+			if err := in.Run(); err != nil {
+				t.Fatal(err)
+			}
 			cmd := b.Command(t.Context(), "/guest", "flood")
 			out, err := cmd.StdoutPipe()
 			if err != nil {
