@@ -161,7 +161,7 @@ func (p *vmProcess) report(ctx context.Context) (vmboot.Report, error) {
 		return r, err
 	}
 	if r.Stage == vmboot.Failed {
-		return r, fmt.Errorf("the machine could not be set up: %s", strings.ToValidUTF8(r.Error, "?"))
+		return r, fmt.Errorf("the machine could not be set up: %s", strings.ToValidUTF8(r.Error[:min(len(r.Error), 1<<10)], "?"))
 	}
 	return r, nil
 }
@@ -183,7 +183,7 @@ func (p *vmProcess) tell(ctx context.Context, m vmboot.Message) error {
 	}
 	r, err := p.report(ctx)
 	if err == nil && r.Stage != vmboot.Ready {
-		err = fmt.Errorf("the machine reports %q out of turn", r.Stage)
+		err = fmt.Errorf("the machine reports %.20q out of turn", r.Stage)
 	}
 	return err
 }
