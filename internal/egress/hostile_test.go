@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
@@ -351,6 +352,45 @@ func TestOrphans(t *testing.T) {
 	for b.g.open.Load() > 0 {
 		runtime.Gosched() // the flows end by themselves
 	}
+}
+
+// TestResolverOrphans: connections to the resolver, each with a question, whose
+// answers are not taken, are few at any time.
+func TestResolverOrphans(t *testing.T) {
+	d := &closedDialer{}
+	b := newRawBox(t, Config{Dialer: d, Upstream: d})
+	b.alive()
+	before := len(b.g.stack.RegisteredEndpoints())
+	question := []byte("\x00\x15\x00\x01\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x01a\x01b\x00\x00\x01\x00\x01")
+	for i := range 500 {
+		port := uint16(2000 + i)
+		b.send(packet4(GatewayAddr, header.TCPProtocolNumber, segment(port, 53, 100, 0, header.TCPFlagSyn, nil)))
+		for {
+			f := b.receive()
+			if f == nil {
+				t.Fatal("no answer")
+			}
+			s := header.TCP(header.IPv4(f[header.EthernetMinimumSize:]).Payload())
+			if s.DestinationPort() == port && s.Flags().Contains(header.TCPFlagSyn) {
+				ack := s.SequenceNumber() + 1
+				b.send(packet4(GatewayAddr, header.TCPProtocolNumber, segment(port, 53, 101, ack, header.TCPFlagAck, question)))
+				b.send(packet4(GatewayAddr, header.TCPProtocolNumber, segment(port, 53, 101+uint32(len(question)), ack, header.TCPFlagAck|header.TCPFlagFin, nil)))
+				break
+			}
+		}
+	}
+	// The last are accepted, or refused, in a moment.
+	deadline := time.Now().Add(10 * time.Second)
+	open := len(b.g.stack.RegisteredEndpoints()) - before
+	for ; open > maxDNSConns && time.Now().Before(deadline); open = len(b.g.stack.RegisteredEndpoints()) - before {
+		b.drain()
+		time.Sleep(time.Millisecond)
+	}
+	if open > maxDNSConns {
+		t.Errorf("%d connections are kept", open)
+	}
+	b.drain()
+	b.alive()
 }
 
 // closedDialer is the way out of a gateway that lets nothing out, and its

@@ -257,14 +257,14 @@ func (f *flow) copyPlain(inside, conn net.Conn) error {
 
 // dialBoxConn connects to a port of the box.
 func (g *Gateway) dialBoxConn(ctx context.Context, port uint16) (*boxConn, error) {
-	c := &boxConn{}
-	ep, terr := g.stack.NewEndpoint(tcp.ProtocolNumber, ipv4.ProtocolNumber, &c.wq)
+	wq := &waiter.Queue{}
+	ep, terr := g.stack.NewEndpoint(tcp.ProtocolNumber, ipv4.ProtocolNumber, wq)
 	if terr != nil {
 		return nil, fmt.Errorf("connect: %s", terr)
 	}
 	entry, notify := waiter.NewChannelEntry(waiter.WritableEvents | waiter.EventHUp | waiter.EventErr)
-	c.wq.EventRegister(&entry)
-	defer c.wq.EventUnregister(&entry)
+	wq.EventRegister(&entry)
+	defer wq.EventUnregister(&entry)
 	terr = ep.Connect(fullAddr(netip.AddrPortFrom(GuestAddr.Addr(), port)))
 	if _, ok := terr.(*tcpip.ErrConnectStarted); ok {
 		select {
@@ -279,8 +279,7 @@ func (g *Gateway) dialBoxConn(ctx context.Context, port uint16) (*boxConn, error
 		ep.Close()
 		return nil, fmt.Errorf("connect: %s", terr)
 	}
-	c.ep, c.TCPConn = ep, gonet.NewTCPConn(&c.wq, ep)
-	return c, nil
+	return newBoxConn(wq, ep), nil
 }
 
 // servePortUDP carries datagrams: for each client a socket of its own in the

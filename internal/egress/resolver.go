@@ -301,14 +301,14 @@ func (g *Gateway) serveDNS() error {
 		if err != nil {
 			return fmt.Errorf("resolver: %w", err)
 		}
-		tcp, err := gonet.ListenTCP(g.stack, at, proto)
+		tcp, err := g.listenInside(at, proto, 4*maxDNSConns)
 		if err != nil {
 			udp.Close()
 			return fmt.Errorf("resolver: %w", err)
 		}
 		context.AfterFunc(g.ctx, func() {
 			_ = udp.Close()
-			_ = tcp.Close()
+			tcp.close()
 		})
 		g.work.Go(func() { g.res.serveUDP(udp) })
 		g.work.Go(func() { g.res.serveTCP(tcp) })
@@ -386,12 +386,12 @@ func (r *resolver) pause() bool {
 	}
 }
 
-func (r *resolver) serveTCP(l net.Listener) {
+func (r *resolver) serveTCP(l *listener) {
 	var work sync.WaitGroup
 	defer work.Wait()
 	slots := make(chan struct{}, maxDNSConns)
 	for {
-		conn, err := l.Accept()
+		conn, err := l.accept(r.g.ctx)
 		if err != nil {
 			if !r.pause() {
 				return
@@ -401,7 +401,7 @@ func (r *resolver) serveTCP(l net.Listener) {
 		select {
 		case slots <- struct{}{}:
 		default:
-			conn.Close()
+			conn.abort() // and nothing of it is left
 			continue
 		}
 		work.Go(func() {
@@ -411,10 +411,16 @@ func (r *resolver) serveTCP(l net.Listener) {
 	}
 }
 
-func (r *resolver) serveConn(conn net.Conn) {
-	defer conn.Close()
-	stop := context.AfterFunc(r.g.ctx, func() { _ = conn.Close() })
+// serveConn answers on one connection. It ends when the box has taken the
+// answers, or has not for some time.
+func (r *resolver) serveConn(conn *boxConn) {
+	stop := context.AfterFunc(r.g.ctx, conn.abort)
 	defer stop()
+	defer func() {
+		late := time.AfterFunc(dnsConnIdle, conn.abort)
+		defer late.Stop()
+		conn.finish()
+	}()
 	dc := &dns.Conn{Conn: conn}
 	for {
 		_ = conn.SetDeadline(time.Now().Add(dnsConnIdle))

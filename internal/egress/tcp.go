@@ -107,8 +107,8 @@ func (g *Gateway) runTCP(f *flow, r *tcp.ForwarderRequest, d decision) error {
 
 // accept completes the handshake with the box.
 func (g *Gateway) accept(r *tcp.ForwarderRequest) (*boxConn, error) {
-	c := &boxConn{}
-	ep, terr := r.CreateEndpoint(&c.wq)
+	wq := &waiter.Queue{}
+	ep, terr := r.CreateEndpoint(wq)
 	r.Complete(terr != nil)
 	if terr != nil {
 		return nil, fmt.Errorf("accept: %s", terr)
@@ -119,8 +119,7 @@ func (g *Gateway) accept(r *tcp.ForwarderRequest) (*boxConn, error) {
 	ep.SocketOptions().SetKeepAlive(true)
 	idle := tcpip.KeepaliveIdleOption(time.Minute)
 	_ = ep.SetSockOpt(&idle)
-	c.ep, c.TCPConn = ep, gonet.NewTCPConn(&c.wq, ep)
-	return c, nil
+	return newBoxConn(wq, ep), nil
 }
 
 // dialUp makes the connection that a decision allows.
@@ -214,8 +213,58 @@ func boolInt(b bool) int {
 type boxConn struct {
 	*gonet.TCPConn
 	ep tcpip.Endpoint
+	wq *waiter.Queue
+}
+
+func newBoxConn(wq *waiter.Queue, ep tcpip.Endpoint) *boxConn {
+	return &boxConn{TCPConn: gonet.NewTCPConn(wq, ep), ep: ep, wq: wq}
+}
+
+// listener takes the box's connections to a port of the gateway's own.
+type listener struct {
+	ep tcpip.Endpoint
 	wq waiter.Queue
 }
+
+func (g *Gateway) listenInside(at tcpip.FullAddress, proto tcpip.NetworkProtocolNumber, backlog int) (*listener, error) {
+	l := &listener{}
+	ep, terr := g.stack.NewEndpoint(tcp.ProtocolNumber, proto, &l.wq)
+	if terr != nil {
+		return nil, fmt.Errorf("listen: %s", terr)
+	}
+	if terr = ep.Bind(at); terr == nil {
+		terr = ep.Listen(backlog)
+	}
+	if terr != nil {
+		ep.Close()
+		return nil, fmt.Errorf("listen: %s", terr)
+	}
+	l.ep = ep
+	return l, nil
+}
+
+// accept returns the next connection.
+func (l *listener) accept(ctx context.Context) (*boxConn, error) {
+	entry, notify := waiter.NewChannelEntry(waiter.ReadableEvents)
+	l.wq.EventRegister(&entry)
+	defer l.wq.EventUnregister(&entry)
+	for {
+		ep, wq, terr := l.ep.Accept(nil)
+		if terr == nil {
+			return newBoxConn(wq, ep), nil
+		}
+		if _, wait := terr.(*tcpip.ErrWouldBlock); !wait {
+			return nil, fmt.Errorf("accept: %s", terr)
+		}
+		select {
+		case <-notify:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (l *listener) close() { l.ep.Close() }
 
 // Read is the stack's, which forgets that a connection was reset once it has
 // said so: an end that is none must not look like one.
