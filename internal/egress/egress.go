@@ -114,6 +114,7 @@ type Gateway struct {
 	limit    int64                   // of TCP flows
 	open     atomic.Int64            // TCP flows; the table has UDP ones too
 	openUDP  atomic.Int64
+	inside   atomic.Int64 // connections to published ports
 	dialing  chan struct{}
 	proxies  chan struct{}
 	newFlows bucket

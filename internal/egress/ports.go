@@ -176,6 +176,8 @@ func (g *Gateway) servePort(ctx context.Context, l net.Listener, p box.Port) {
 // inbound carries one connection from the host.
 func (g *Gateway) inbound(ctx context.Context, conn net.Conn, p box.Port) {
 	defer conn.Close()
+	g.inside.Add(1)
+	defer g.inside.Add(-1)
 	f := &flow{g: g, proto: "tcp", dst: netip.AddrPortFrom(GuestAddr.Addr(), uint16(p.Box)), began: time.Now(), kind: published, rule: "port " + p.String()}
 	f.ctx, f.cancel = context.WithCancel(ctx)
 	if !g.begin(g.state.Load(), f) {
@@ -262,6 +264,7 @@ func (g *Gateway) dialBoxConn(ctx context.Context, port uint16) (*boxConn, error
 	if terr != nil {
 		return nil, fmt.Errorf("connect: %s", terr)
 	}
+	g.bound(ep, g.inside.Load())
 	entry, notify := waiter.NewChannelEntry(waiter.WritableEvents | waiter.EventHUp | waiter.EventErr)
 	wq.EventRegister(&entry)
 	defer wq.EventUnregister(&entry)

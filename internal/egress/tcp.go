@@ -113,13 +113,18 @@ func (g *Gateway) accept(r *tcp.ForwarderRequest) (*boxConn, error) {
 	if terr != nil {
 		return nil, fmt.Errorf("accept: %s", terr)
 	}
-	size := bufferSize(g.open.Load())
-	ep.SocketOptions().SetReceiveBufferSize(min(size, int64(g.link.window())), true)
-	ep.SocketOptions().SetSendBufferSize(size, true)
+	g.bound(ep, g.open.Load())
 	ep.SocketOptions().SetKeepAlive(true)
 	idle := tcpip.KeepaliveIdleOption(time.Minute)
 	_ = ep.SetSockOpt(&idle)
 	return newBoxConn(wq, ep), nil
+}
+
+// bound sets how much may wait in a connection, one of so many.
+func (g *Gateway) bound(ep tcpip.Endpoint, flows int64) {
+	size := bufferSize(flows)
+	ep.SocketOptions().SetReceiveBufferSize(min(size, int64(g.link.window())), true)
+	ep.SocketOptions().SetSendBufferSize(size, true)
 }
 
 // dialUp makes the connection that a decision allows.
