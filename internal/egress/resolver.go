@@ -401,7 +401,8 @@ func (r *resolver) serveTCP(l *listener) {
 		select {
 		case slots <- struct{}{}:
 		default:
-			conn.abort() // and nothing of it is left
+			conn.abort() // nothing of it is to be left
+			_ = conn.Close()
 			continue
 		}
 		work.Go(func() {
