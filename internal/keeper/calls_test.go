@@ -86,12 +86,14 @@ func TestLeases(t *testing.T) {
 			t.Error("the last user went, and the box does not stop or is still to be had")
 		}
 		time.Sleep(2 * firstLease)
+		synctest.Wait()
 		if expired != 0 {
 			t.Error("the first lease was missed")
 		}
 		var unused leases
 		unused.start(func() { expired++ })
 		time.Sleep(2 * firstLease)
+		synctest.Wait()
 		if expired != 1 || unused.take() {
 			t.Errorf("nobody came: it expired %d times, and a lease is refused: %v", expired, !unused.take())
 		}

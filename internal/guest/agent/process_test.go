@@ -573,7 +573,7 @@ func TestInput(t *testing.T) {
 	}
 
 	// Who does not read blocks the writer, and only until its time is up.
-	s = r.start(ctx, &hutchv1.StartRequest{Id: "asleep", Args: argv("sh", "-c", "read x; exec sleep 60"), Stdin: true})
+	s = r.start(ctx, &hutchv1.StartRequest{Id: "asleep", Args: argv("sleep", "60"), Stdin: true})
 	s.Receive()
 	big := strings.Repeat("x", 1<<20)
 	short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
