@@ -20,7 +20,7 @@ var alike = []string{
 	`true`, `false`, `exit 7`, `exit 255`, `exit 256`, `kill -TERM $$`, `kill -KILL $$`, `kill -SEGV $$`,
 	`echo out; echo err >&2`, `printf '\000\377\n'`, `nosuchcommand`, `/etc/passwd`, `/`, `exec >&-; echo gone`,
 	`cat`, `read x; echo "got $x: $?"`, `test -t 0; echo $?`, `(exit 3) | true; echo $?`,
-	`sleep 100 & kill $!; wait $!; echo $?`, `sh -c 'kill -9 $$'; echo $?`,
+	`exec 2>/dev/null; sleep 100 & kill $!; wait $!; echo $?`, `sh -c 'kill -9 $$'; echo $?`,
 	`trap 'echo caught' USR1; kill -USR1 $$; echo after`,
 	`trap '' PIPE; yes 2>/dev/null | head -n 2; echo $?`,
 	`head -c 1000000 /dev/zero | sha256sum`, `seq 100000 | tail -n 1`, `seq 20000 | sort -R | sort -n | sha256sum`,
