@@ -147,7 +147,7 @@ func connectLink(socket string, cfg engine.Config) error {
 		LinkAddress:          cfg.Net.MAC,
 		TXChecksumOffload:    true,
 		RXChecksumOffload:    true,
-		QDisc:                config.QDiscNone,
+		QDisc:                config.QDiscFIFO, // what waits is sent by one call, and wakes the gateway once
 		NumChannels:          1,
 		ProcessorsPerChannel: 1,
 	}
