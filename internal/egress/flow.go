@@ -257,7 +257,7 @@ func flowLimit() int64 {
 func bufferSize(flows int64) int64 {
 	const (
 		all   = 16 << 20
-		most  = 512 << 10
+		most  = 2 << 20
 		least = 16 << 10
 	)
 	return max(least, min(most, all/max(1, flows)))

@@ -1,8 +1,7 @@
 package egress
 
 import (
-	"fmt"
-	"net"
+	"errors"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -86,31 +85,41 @@ func (l *link) window() int {
 }
 
 // read delivers frames until the link is shut.
+//
+// A frame's headers are read into memory of their own: the stack, which may
+// have to change them, copies all of a piece that it shares.
 func (l *link) read() {
-	frame := buffer.NewViewSize(maxFrame)
-	defer func() { frame.Release() }()
+	body := buffer.NewViewSize(maxFrame)
+	defer func() { body.Release() }()
+	split := usualHeaders
 	// The waiting is outside of the function, the reading within.
 	_ = l.raw.Read(func(fd uintptr) bool {
 		for {
-			n, errno := rawRead(int(fd), frame.AsSlice())
-			switch {
-			case errno == unix.EAGAIN:
-				return false
-			case errno == unix.EINTR:
-				continue
-			case errno != 0 || n == 0 && ended(int(fd)):
+			headers := buffer.NewViewSize(split)
+			n, errno := rawReadv(int(fd), headers.AsSlice(), body.AsSlice())
+			if errno != 0 || n == 0 {
+				headers.Release()
+				switch {
+				case errno == unix.EAGAIN:
+					return false
+				case errno == 0 && !ended(int(fd)), errno == unix.EINTR:
+					continue // an empty message looks like the end
+				}
 				return true
-			case n == 0:
-				continue // an empty message, which looks like the end
 			}
-			v := frame
-			if n <= smallFrame {
-				v = buffer.NewViewWithData(frame.AsSlice()[:n])
-			} else {
-				v.CapLength(n)
-				frame = buffer.NewViewSize(maxFrame)
+			headers.CapLength(min(n, split))
+			split = headersOf(headers.AsSlice(), split)
+			frame, data := buffer.MakeWithView(headers), buffer.Buffer{}
+			switch n -= headers.Size(); {
+			case n > smallFrame:
+				body.CapLength(n)
+				data = buffer.MakeWithView(body)
+				body = buffer.NewViewSize(maxFrame)
+			case n > 0:
+				data = buffer.MakeWithView(buffer.NewViewWithData(body.AsSlice()[:n]))
 			}
-			l.deliver(v)
+			frame.Merge(&data) // Append would fill the headers' memory up
+			l.deliver(frame)
 		}
 	})
 }
@@ -126,9 +135,39 @@ func ended(fd int) bool {
 	}
 }
 
-// deliver hands a frame to the stack; it owns v.
-func (l *link) deliver(v *buffer.View) {
-	pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithView(v)})
+// usualHeaders is what comes before the data in a segment of TCP over IPv4 with
+// timestamps.
+const usualHeaders = header.EthernetMinimumSize + header.IPv4MinimumSize + header.TCPMinimumSize + 12
+
+// headersOf returns where the next frame's data will begin: as in this one, of
+// which the beginning is given, if it is a segment of TCP, else as before. It
+// may be wrong, which costs a copy.
+func headersOf(frame []byte, before int) int {
+	if len(frame) < header.EthernetMinimumSize+header.IPv4MinimumSize {
+		return before
+	}
+	var proto tcpip.TransportProtocolNumber
+	n := header.EthernetMinimumSize
+	switch ip := frame[n:]; header.Ethernet(frame).Type() {
+	case header.IPv4ProtocolNumber:
+		proto = header.IPv4(ip).TransportProtocol()
+		n += int(header.IPv4(ip).HeaderLength())
+	case header.IPv6ProtocolNumber:
+		proto = tcpip.TransportProtocolNumber(ip[header.IPv6NextHeaderOffset])
+		n += header.IPv6MinimumSize
+	}
+	if proto != header.TCPProtocolNumber {
+		return before
+	}
+	if len(frame) < n+header.TCPMinimumSize {
+		return n + usualHeaders - header.EthernetMinimumSize - header.IPv4MinimumSize
+	}
+	return n + int(header.TCP(frame[n:]).DataOffset())
+}
+
+// deliver hands a frame to the stack; it owns the frame.
+func (l *link) deliver(frame buffer.Buffer) {
+	pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: frame})
 	defer pkt.DecRef()
 	hdr, ok := pkt.LinkHeader().Consume(header.EthernetMinimumSize)
 	if !ok {
@@ -242,36 +281,32 @@ func (l *link) ParseHeader(pkt *stack.PacketBuffer) bool {
 	return ok
 }
 
-// writer returns a function that writes all of what it is given to a
-// connection of the host.
-func writer(conn net.Conn) func([]byte) error {
-	sc, ok := conn.(syscall.Conn)
-	if !ok {
-		return func(p []byte) error { _, err := conn.Write(p); return err }
-	}
-	raw, err := sc.SyscallConn()
-	if err != nil {
-		return func([]byte) error { return err }
-	}
-	return func(p []byte) error {
-		var errno syscall.Errno
-		err := raw.Write(func(fd uintptr) bool {
-			for len(p) > 0 {
-				var n int
-				n, errno = rawWrite(int(fd), p)
-				switch errno {
-				case 0:
-					p = p[n:]
-				case unix.EINTR:
-				default:
-					return errno != unix.EAGAIN
-				}
-			}
-			return true
-		})
-		if err == nil && errno != 0 {
-			err = fmt.Errorf("write: %w", errno)
+// socketWriter writes to a connection of the host and never waits: it takes what
+// its room and the socket's hold, and then fails.
+type socketWriter struct {
+	fd    int
+	room  int
+	errno syscall.Errno // what the socket said
+}
+
+var errNoRoom = errors.New("no room")
+
+func (w *socketWriter) Write(p []byte) (done int, err error) {
+	for done < len(p) {
+		part := p[done:min(len(p), done+w.room)]
+		if len(part) == 0 {
+			return done, errNoRoom
 		}
-		return err
+		n, errno := rawWrite(w.fd, part)
+		if errno == unix.EINTR {
+			continue
+		}
+		if errno != 0 {
+			w.errno = errno
+			return done, errno
+		}
+		done += n
+		w.room -= n
 	}
+	return done, nil
 }

@@ -134,3 +134,80 @@ func TestLinkWaits(t *testing.T) {
 		t.Errorf("%d of %d frames came", n, more)
 	}
 }
+
+// TestHeadersOf: a segment's data is told from its headers, whatever they are,
+// and a frame that lies leads to no place that is none.
+func TestHeadersOf(t *testing.T) {
+	segment := func(v6 bool, ipHeader, tcpHeader int) []byte {
+		f := frame(tcpip.LinkAddress(GatewayMAC), make([]byte, ipHeader+tcpHeader))
+		if ip := f[header.EthernetMinimumSize:]; v6 {
+			header.Ethernet(f).Encode(&header.EthernetFields{Type: header.IPv6ProtocolNumber})
+			ip[header.IPv6NextHeaderOffset] = uint8(header.TCPProtocolNumber)
+		} else {
+			ip[0] = 4<<4 | byte(ipHeader/4)
+			ip[9] = uint8(header.TCPProtocolNumber)
+		}
+		f[header.EthernetMinimumSize+ipHeader+12] = byte(tcpHeader/4) << 4
+		return f
+	}
+	const before = 77
+	for _, tc := range []struct {
+		name  string
+		frame []byte
+		want  int
+	}{
+		{"IPv4", segment(false, 20, 20), 54},
+		{"IPv4, timestamps", segment(false, 20, 32), 66},
+		{"IPv4, every option", segment(false, 60, 60), 134},
+		{"IPv6, timestamps", segment(true, 40, 32), 86},
+		{"IPv6, of which too little was read", segment(true, 40, 32)[:usualHeaders], 86},
+		{"no TCP", frame(tcpip.LinkAddress(GatewayMAC), make([]byte, 100)), before},
+		{"a beginning", segment(false, 20, 20)[:20], before},
+		{"nothing", nil, before},
+	} {
+		if got := headersOf(tc.frame, before); got != tc.want {
+			t.Errorf("%s: %d, want %d", tc.name, got, tc.want)
+		}
+	}
+	for b := range 256 {
+		for _, v6 := range []bool{false, true} {
+			f := segment(v6, 40, 32)
+			if !v6 {
+				f[header.EthernetMinimumSize] = byte(b)
+			}
+			f[header.EthernetMinimumSize+40+12] = byte(b)
+			for n := range len(f) + 1 {
+				if got := headersOf(f[:n], before); got < header.EthernetMinimumSize || got > 134 {
+					t.Fatalf("%d of the bytes, %#x: %d", n, b, got)
+				}
+			}
+		}
+	}
+}
+
+// TestSocketWriter: it takes what there is room for, says why it did not take
+// the rest, and never waits.
+func TestSocketWriter(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := bytes.Repeat([]byte("data"), 1<<20)
+	w := &socketWriter{fd: fds[1], room: 1000}
+	if n, err := w.Write(data[:600]); n != 600 || err != nil {
+		t.Errorf("with room: %d, %v", n, err)
+	}
+	if n, err := w.Write(data[:600]); n != 400 || err != errNoRoom || w.errno != 0 {
+		t.Errorf("with room for some: %d, %v, %v", n, err, w.errno)
+	}
+	w.room = len(data)
+	n, err := w.Write(data)
+	if n == 0 || n == len(data) || err == nil || w.errno != unix.EAGAIN || w.room != len(data)-n {
+		t.Errorf("to a full socket: %d, %v, %v, room for %d", n, err, w.errno, w.room)
+	}
+	closeFD(fds[0])
+	if n, err := w.Write(data); n != 0 || err == nil || w.errno != unix.EPIPE {
+		t.Errorf("to nobody: %d, %v, %v", n, err, w.errno)
+	}
+	closeFD(fds[1])
+}

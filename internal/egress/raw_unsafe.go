@@ -18,6 +18,15 @@ func rawRead(fd int, p []byte) (int, syscall.Errno) {
 	return int(n), errno
 }
 
+// rawReadv reads into two pieces, of which none is empty.
+func rawReadv(fd int, a, b []byte) (int, syscall.Errno) {
+	list := [2]unix.Iovec{{Base: unsafe.SliceData(a)}, {Base: unsafe.SliceData(b)}}
+	list[0].SetLen(len(a))
+	list[1].SetLen(len(b))
+	n, _, errno := syscall.RawSyscall(unix.SYS_READV, uintptr(fd), uintptr(unsafe.Pointer(&list)), uintptr(len(list)))
+	return int(n), errno
+}
+
 // rawWrite writes some of p, which is not empty. A socket whose other side is
 // gone raises no signal.
 func rawWrite(fd int, p []byte) (int, syscall.Errno) {

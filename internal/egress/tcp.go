@@ -298,6 +298,23 @@ func (c *boxConn) finish() {
 	}
 }
 
+// readTo is Read for a writer that does not wait, which gets what there is
+// straight from the stack's memory. It writes nothing, and returns nil, if there
+// is nothing.
+func (c *boxConn) readTo(w *socketWriter) error {
+	_, err := c.ep.Read(w, tcpip.ReadOptions{})
+	switch err.(type) {
+	case nil, *tcpip.ErrWouldBlock, *tcpip.ErrBadBuffer: // the last one: the writer has the reason
+		return nil
+	case *tcpip.ErrClosedForReceive:
+		if tcp.EndpointState(c.ep.State()) == tcp.StateError {
+			return &net.OpError{Op: "read", Net: "tcp", Err: unix.ECONNRESET}
+		}
+		return io.EOF
+	}
+	return &net.OpError{Op: "read", Net: "tcp", Err: errors.New(err.String())}
+}
+
 // abort resets the connection.
 func (c *boxConn) abort() { c.ep.Abort() }
 
@@ -342,26 +359,19 @@ func (f *flow) copyBoth(c *boxConn, from io.Reader, up net.Conn) error {
 
 // copyUp copies from the box, first what was read already.
 func (f *flow) copyUp(c *boxConn, first []byte, up net.Conn) error {
-	out := writer(up)
-	write := func(p []byte) error {
-		f.sent.Add(int64(len(p)))
-		f.g.counters.sent.Add(int64(len(p)))
-		return out(p)
+	count := func(n int) {
+		f.sent.Add(int64(n))
+		f.g.counters.sent.Add(int64(n))
 	}
 	err := error(nil)
 	if len(first) > 0 {
-		err = write(first)
+		count(len(first))
+		_, err = up.Write(first)
 	}
+	pass := f.sender(c, up, count)
 	for err == nil {
 		c.waitReadable()
-		buf := f.g.buffer()
-		var n int
-		if n, err = c.Read(*buf); n > 0 {
-			if werr := write((*buf)[:n]); werr != nil {
-				err = werr
-			}
-		}
-		buffers.Put(buf)
+		err = pass()
 	}
 	if errors.Is(err, io.EOF) {
 		if cw, ok := up.(interface{ CloseWrite() error }); ok {
@@ -377,6 +387,48 @@ func (f *flow) copyUp(c *boxConn, first []byte, up net.Conn) error {
 	abort(up)
 	c.abort()
 	return err
+}
+
+// sender returns a function that sends on what the box has sent so far. It
+// returns io.EOF when the box will send no more.
+func (f *flow) sender(c *boxConn, up net.Conn, count func(int)) func() error {
+	var raw syscall.RawConn
+	if sc, ok := up.(syscall.Conn); ok {
+		raw, _ = sc.SyscallConn()
+	}
+	if raw == nil {
+		return func() error {
+			buf := f.g.buffer()
+			defer buffers.Put(buf)
+			n, err := c.Read(*buf)
+			if n > 0 {
+				count(n)
+				if _, werr := up.Write((*buf)[:n]); werr != nil {
+					err = werr
+				}
+			}
+			return err
+		}
+	}
+	return func() (err error) {
+		rerr := raw.Write(func(fd uintptr) bool {
+			out := socketWriter{fd: int(fd), room: maxPass}
+			err = c.readTo(&out)
+			count(maxPass - out.room)
+			switch out.errno {
+			case 0:
+			case unix.EAGAIN:
+				return false
+			default:
+				err = fmt.Errorf("write: %w", out.errno)
+			}
+			return true
+		})
+		if rerr != nil {
+			return rerr
+		}
+		return err
+	}
 }
 
 // copyDown copies to the box.
@@ -418,6 +470,10 @@ func ignoreClosed(err error) error {
 // buffers are what data on its way is in. They are only held while there is
 // some.
 var buffers sync.Pool
+
+// maxPass is what one turn sends on: while it lasts, the stack takes nothing else
+// of the connection.
+const maxPass = 512 << 10
 
 // bufferBytes is what a few full segments carry: a rest would go in a small one
 // of its own.
