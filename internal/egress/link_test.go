@@ -2,14 +2,21 @@ package egress
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"net"
 	"os"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/buffer"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
+
+	"github.com/hutch-sandbox/hutch/box"
 )
 
 // frames takes what a link delivers.
@@ -210,4 +217,54 @@ func TestSocketWriter(t *testing.T) {
 		t.Errorf("to nobody: %d, %v, %v", n, err, w.errno)
 	}
 	closeFD(fds[1])
+}
+
+// What a box sends through a server that takes it in fits and starts arrives
+// whole and in order, on many connections at once, and its answer after the end
+// comes back.
+func TestUploadsAreExact(t *testing.T) {
+	w := newWorld(t)
+	w.serve("93.184.216.34:9000", func(c net.Conn) {
+		defer c.Close()
+		sum, buf := sha256.New(), make([]byte, 300_000)
+		for n := 1; ; n++ {
+			got, err := c.Read(buf[:1+n*7919%len(buf)])
+			sum.Write(buf[:got])
+			if err != nil {
+				break
+			}
+			if n%40 == 0 {
+				time.Sleep(time.Millisecond) // it has something else to do
+			}
+		}
+		_, _ = c.Write(sum.Sum(nil))
+	})
+	b := newTestBox(t, w, Config{Network: box.Network{Allow: []string{"93.184.216.34"}}})
+	parallel(t, 8, func() error {
+		c, err := b.dial("93.184.216.34:9000")
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		sum := sha256.New()
+		piece := make([]byte, 1<<20)
+		for n := range 16 {
+			for i := range piece {
+				piece[i] = byte(n + i*i>>7)
+			}
+			data := piece[:len(piece)-n*1013]
+			sum.Write(data)
+			if _, err := c.Write(data); err != nil {
+				return fmt.Errorf("piece %d: %w", n, err)
+			}
+		}
+		if err := c.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+			return err
+		}
+		got, err := io.ReadAll(c)
+		if err != nil || !bytes.Equal(got, sum.Sum(nil)) {
+			return fmt.Errorf("the server got %x, %v; want %x", got, err, sum.Sum(nil))
+		}
+		return nil
+	})
 }
