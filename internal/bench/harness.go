@@ -79,7 +79,8 @@ func measureHarness(ctx context.Context, b *bench) (res []*result, err error) {
 		through := newResult("harness", fmt.Sprintf("%s: tool `%s`, through agent, workspace and box", one.what, one.via), "ms")
 		directly := newResult("harness", fmt.Sprintf("%s: `%s` itself", one.what, one.directly), "ms")
 		adds := newResult("harness", one.what+": what the harness adds, turn by turn", "ms")
-		for round := range b.opts.rounds + 1 {
+		// A call takes some milliseconds, and scatters by as many.
+		for round := range 5*b.opts.rounds + 1 {
 			var took [2]time.Duration
 			for i, f := range []func(context.Context) error{one.tool, one.direct} {
 				start := time.Now()
