@@ -72,7 +72,7 @@ func TestLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l leases
 		expired := 0
-		l.start(func() { expired++ })
+		l.start(false, func(stopRequest) { expired++ })
 		if !l.take() || !l.take() {
 			t.Fatal("a lease was refused while the box is to run")
 		}
@@ -91,7 +91,7 @@ func TestLeases(t *testing.T) {
 			t.Error("the first lease was missed")
 		}
 		var unused leases
-		unused.start(func() { expired++ })
+		unused.start(false, func(stopRequest) { expired++ })
 		time.Sleep(2 * firstLease)
 		synctest.Wait()
 		if expired != 1 || unused.take() {
@@ -107,6 +107,28 @@ func TestLeases(t *testing.T) {
 		}
 		if r := ending.drop(true); r == nil || r.reason != "done" || ending.take() {
 			t.Errorf("its last user went, and it ends for %+v", r)
+		}
+		// Whoever woke the box is still to come.
+		var awaited leases
+		reason := ""
+		awaited.start(false, func(r stopRequest) { reason = r.reason })
+		if awaited.end(stopRequest{reason: "done"}) || !awaited.take() || awaited.drop(false) == nil {
+			t.Error("who woke a box does not get it")
+		}
+		var missed leases
+		missed.start(false, func(r stopRequest) { reason = r.reason })
+		missed.end(stopRequest{reason: "done"})
+		time.Sleep(2 * firstLease)
+		synctest.Wait()
+		if reason != "done" || missed.take() {
+			t.Errorf("nobody came: it ends for %q", reason)
+		}
+		var lasting leases
+		lasting.start(true, func(stopRequest) { t.Error("a box that outlives its users ends for want of them") })
+		time.Sleep(2 * firstLease)
+		synctest.Wait()
+		if !lasting.take() {
+			t.Error("a box that outlives its users refuses one")
 		}
 		if free := new(leases); !free.end(stopRequest{}) || free.take() {
 			t.Error("a box that nobody uses does not end")

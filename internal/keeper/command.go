@@ -61,13 +61,6 @@ func (k *keeper) runMain(ctx context.Context, stream box.ProcessStream) {
 		if err == nil {
 			status, err = k.followMain(stream, log)
 		}
-		if ctx.Err() != nil {
-			return // the box is stopping; status was recorded where there was one
-		}
-		if err != nil {
-			k.requestStop(stopRequest{reason: "the main command was lost: " + err.Error(), failed: true})
-			return
-		}
 		if time.Since(began) > 10*time.Second {
 			inRow, backoff = 0, 100*time.Millisecond
 		}
@@ -75,12 +68,26 @@ func (k *keeper) runMain(ctx context.Context, stream box.ProcessStream) {
 		if policy.When == box.RestartOnFailure && policy.Max > 0 && inRow >= policy.Max {
 			again = false
 		}
-		if !again {
+		end := stopRequest{reason: "the main command ended: " + status.String(), done: true}
+		stop := !again
+		if err == nil {
 			// A box that a call woke goes on for as long as it is used: the
 			// caller did not ask for the main command, and must not die with it.
-			req := stopRequest{reason: "the main command ended: " + status.String(), done: true}
-			if !k.woken || k.leases.end(req) {
-				k.requestStop(req)
+			// The last user may go while the status is being written.
+			if !again && k.woken && ctx.Err() == nil {
+				stop = k.leases.end(end)
+			}
+			k.recordExit(status)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return // the box is stopping; status was recorded where there was one
+		case err != nil:
+			k.requestStop(stopRequest{reason: "the main command was lost: " + err.Error(), failed: true})
+			return
+		case !again:
+			if stop {
+				k.requestStop(end)
 			}
 			return
 		}
@@ -96,7 +103,13 @@ func (k *keeper) runMain(ctx context.Context, stream box.ProcessStream) {
 	}
 }
 
-// followMain logs what the main command says and records how it ended.
+// recordExit writes down how the main command ended.
+func (k *keeper) recordExit(status box.ExitStatus) {
+	k.update(func(r *boxdir.Record) { r.Exit = &status })
+	k.emit("exit", map[string]string{"code": strconv.Itoa(status.Code), "status": status.String()})
+}
+
+// followMain logs what the main command says and returns how it ended.
 func (k *keeper) followMain(stream box.ProcessStream, log *boxdir.LogWriter) (box.ExitStatus, error) {
 	defer func() { _ = stream.Close() }()
 	lost := false // what it says, for want of a log; said once
@@ -116,10 +129,7 @@ func (k *keeper) followMain(stream box.ProcessStream, log *boxdir.LogWriter) (bo
 			lost = err != nil
 		}
 		if ev.Exit != nil {
-			status := *ev.Exit
-			k.update(func(r *boxdir.Record) { r.Exit = &status })
-			k.emit("exit", map[string]string{"code": strconv.Itoa(status.Code), "status": status.String()})
-			return status, nil
+			return *ev.Exit, nil
 		}
 	}
 }

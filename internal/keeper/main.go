@@ -258,6 +258,9 @@ func (k *keeper) run(ctx context.Context, main box.ProcessStream, holdMain bool)
 	defer trim.Stop()
 	work, endWork := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
+	if !k.detached || k.woken { // a spare is not detached: it ends with its pool
+		k.leases.start(k.detached, k.requestStop)
+	}
 	if main == nil {
 		close(k.mainGone)
 	} else {
@@ -270,9 +273,6 @@ func (k *keeper) run(ctx context.Context, main box.ProcessStream, holdMain bool)
 		}
 	}
 	wg.Go(func() { k.reclaim(work) })
-	if !k.detached { // which a spare is not: it ends with its pool
-		k.leases.start(func() { k.requestStop(stopRequest{reason: "nobody uses it"}) })
-	}
 
 	var req stopRequest
 	select {

@@ -86,17 +86,30 @@ type leases struct {
 // firstLease is how long a box that just started waits for its first user.
 const firstLease = 15 * time.Second
 
-// start arms the timer that stops the box if nobody comes.
-func (l *leases) start(expire func()) {
+// start arms the timer that stops the box if nobody comes. One that outlives its
+// users stops then only if it is to end anyway.
+func (l *leases) start(outlives bool, expire func(stopRequest)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.ever { // somebody may have been quicker
-		l.idle = time.AfterFunc(firstLease, func() {
-			if l.close() {
-				expire()
-			}
-		})
+	if l.ever { // somebody was quicker
+		return
 	}
+	l.idle = time.AfterFunc(firstLease, func() {
+		l.mu.Lock()
+		l.idle = nil // nobody is waited for any more
+		r := l.ending
+		if r == nil && !outlives {
+			r = &stopRequest{reason: "nobody uses it"}
+		}
+		if l.n > 0 {
+			r = nil
+		}
+		l.closed = l.closed || r != nil
+		l.mu.Unlock()
+		if r != nil {
+			expire(*r)
+		}
+	})
 }
 
 // take reports whether there is a lease to be had.
@@ -131,12 +144,12 @@ func (l *leases) drop(outlives bool) *stopRequest {
 }
 
 // end says why the box is to stop once nobody uses it. It reports whether that
-// is so already.
+// is so already; whom start waits for has still to come.
 func (l *leases) end(r stopRequest) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ending = &r
-	if l.n == 0 {
+	if l.n == 0 && (l.ever || l.idle == nil) {
 		l.closed = true
 	}
 	return l.closed
