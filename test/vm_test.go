@@ -1,11 +1,13 @@
 package test
 
 import (
+	"bytes"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hutch-sandbox/hutch/box"
 	"github.com/hutch-sandbox/hutch/internal/x/realengine"
@@ -98,4 +100,89 @@ func TestVM(t *testing.T) {
 			t.Errorf("the volume: %q", out)
 		}
 	})
+}
+
+// A new box of an image starts as a copy of a machine that was nobody's: what
+// the box that made the template was told is not in it, and the copy is a box of
+// its own. A template that is broken is in nobody's way.
+func TestImageTemplate(t *testing.T) {
+	realengine.Need(t, "vm")
+	h := vmHome(t)
+	h.engine = "vm"
+	// Other homes share the folder. An image's file is its home's own.
+	templates := func() (paths []string) {
+		all, err := filepath.Glob(filepath.Join(h.dir, "cache", "vm", "templates", "*", "machine.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range all {
+			if data, err := os.ReadFile(path); err == nil && bytes.Contains(data, []byte(h.dir+"/")) {
+				paths = append(paths, filepath.Dir(path))
+			}
+		}
+		return paths
+	}
+	const canary = "zqtemplatecanary"
+	create := func(args ...string) { // small, since all of it is searched
+		t.Helper()
+		h.ok(t, append([]string{"create", "--idle", "--memory", "256m", "--disk", "64m"}, args...)...)
+	}
+	create("--name", "first", "--hostname", canary+"host", "-e", "CANARY="+canary, "-l", "l="+canary)
+	if out := h.ok(t, "exec", "first", "sh", "-c", "hostname; echo $CANARY; echo "+canary+" > /root/f; cat /proc/sys/kernel/random/boot_id; sync"); !strings.HasPrefix(out, canary+"host\n"+canary+"\n") {
+		t.Fatalf("the first box says %q", out)
+	}
+	all := templates()
+	if len(all) != 1 {
+		t.Fatalf("the first box left the templates %q", all)
+	}
+	made := all[0]
+	defer os.RemoveAll(made)
+	for _, part := range []string{"memory", "disk.ext4"} {
+		data, err := os.ReadFile(filepath.Join(made, part))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(data, []byte(canary)) {
+			t.Errorf("what the box was told is in its template's %s", part)
+		}
+	}
+	old := time.Unix(1e9, 0)
+	if err := os.Chtimes(made, old, old); err != nil {
+		t.Fatal(err)
+	}
+	used := func() bool {
+		fi, err := os.Stat(made)
+		return err == nil && !fi.ModTime().Equal(old)
+	}
+	create("--name", "second", "-e", "OWN=1")
+	out := h.ok(t, "exec", "second", "sh", "-c", "hostname; cat /etc/hostname; grep -c second /etc/hosts; echo ${CANARY-none} $OWN; ls -A /root | grep -x f; date +%Y")
+	if want := "second\nsecond\n1\nnone 1\n" + time.Now().UTC().Format("2006"); out != want {
+		t.Errorf("the second box says %q, want %q", out, want)
+	}
+	if !used() {
+		t.Error("the second box did not start from the template")
+	}
+	random := func(name string) string {
+		return h.ok(t, "exec", name, "sh", "-c", "cat /proc/sys/kernel/random/uuid; head -c 16 /dev/urandom | od -An -tx1")
+	}
+	create("--name", "third")
+	if a, b := random("second"), random("third"); a == b {
+		t.Errorf("two copies have the same random numbers: %q", a)
+	}
+	// Its disk is its own, and stays.
+	h.ok(t, "exec", "third", "sh", "-c", "echo kept > /root/g; sync")
+	h.ok(t, "stop", "third")
+	if out := h.ok(t, "exec", "third", "cat", "/root/g"); out != "kept" {
+		t.Errorf("after a stop the file holds %q", out)
+	}
+	if err := os.Truncate(filepath.Join(made, "devices"), 1000); err != nil {
+		t.Fatal(err)
+	}
+	create("--name", "fourth")
+	if out := h.ok(t, "exec", "fourth", "hostname"); out != "fourth" {
+		t.Errorf("with a broken template: %q", out)
+	}
+	if fi, err := os.Stat(filepath.Join(made, "devices")); err == nil && fi.Size() == 1000 {
+		t.Error("the broken template is still there")
+	}
 }

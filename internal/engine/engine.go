@@ -42,9 +42,10 @@ type Engine interface {
 	// Restore starts a machine from what Instance.Capture left in the folder
 	// from, which it only reads: any number of machines can start from it. The
 	// new machine goes on where the captured one was, with the identity of cfg:
-	// before Restore returns, its agent knows no other token. Cfg must have the
-	// image, limits and mounts of the captured machine; its DiskDir is empty
-	// and becomes a copy of the captured disk.
+	// before Restore returns, its agent knows no other token, and its commands
+	// start from cfg's environment. Cfg must have the image, limits and mounts of
+	// the captured machine; its DiskDir is empty and becomes a copy of the
+	// captured disk.
 	Restore(ctx context.Context, cfg Config, from string) (Instance, error)
 }
 
@@ -102,10 +103,17 @@ type Config struct {
 
 	Limits Limits
 
-	// Agent is the host path of the guest agent's binary, and AgentConfig what
-	// the agent reads on its standard input, to the end.
+	// Agent is the host path of the guest agent's binary, whose name no other
+	// build of it has, and AgentConfig what the agent reads on its standard
+	// input, to the end (package guest/boot).
 	Agent       string
 	AgentConfig []byte
+	// Nobody is the same for a machine that is no box's yet; NobodyKey is equal
+	// for the machines that such a one can become by adopting their AgentConfig.
+	// An engine that starts boxes as copies of booted machines gives it to
+	// those. Empty: the box is not to start so.
+	Nobody    []byte
+	NobodyKey string
 	// AgentPort is where the agent listens on the link, for engines that reach
 	// it there.
 	AgentPort uint16

@@ -87,8 +87,7 @@ func bootMachine(ctx context.Context, home *boxdir.Home, b *boxdir.Box, rec boxd
 	}
 	defer link.Close() // the engine has its own copy
 	m.token = randomHex(32)
-	var config bytes.Buffer
-	if err := boot.Write(&config, boot.Config{
+	conf := boot.Config{
 		Protocol: boot.Protocol,
 		BootID:   randomHex(16),
 		Token:    m.token,
@@ -101,7 +100,10 @@ func bootMachine(ctx context.Context, home *boxdir.Home, b *boxdir.Box, rec boxd
 
 		Nameserver: egress.GatewayAddr.String(),
 		CA:         m.gateway.CA(),
-	}); err != nil {
+	}
+	nobody, key := conf.Nobody()
+	var config, nobodys bytes.Buffer
+	if err := errors.Join(boot.Write(&config, conf), boot.Write(&nobodys, nobody)); err != nil {
 		return nil, err
 	}
 	if m.console, err = openConsole(b.Path("console.log")); err != nil {
@@ -118,6 +120,8 @@ func bootMachine(ctx context.Context, home *boxdir.Home, b *boxdir.Box, rec boxd
 		Limits:      limits(rec.Spec),
 		Agent:       agent,
 		AgentConfig: config.Bytes(),
+		Nobody:      nobodys.Bytes(),
+		NobodyKey:   key,
 		AgentPort:   agentPort,
 		Link:        link,
 		Net: engine.Net{

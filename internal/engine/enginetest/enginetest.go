@@ -196,12 +196,14 @@ func (b *bench) try(cfg engine.Config) (*machine, error) { return b.tryFrom(cfg,
 // tryFrom boots cfg, from a capture if there is one.
 func (b *bench) tryFrom(cfg engine.Config, from string) (*machine, error) {
 	token := randomID()
-	var config bytes.Buffer
-	b.must(boot.Write(&config, boot.Config{
+	conf := boot.Config{
 		Protocol: boot.Protocol, BootID: randomID(), Token: token, Hostname: cfg.Hostname, Pids: cfg.Limits.Pids,
 		Listen: fmt.Sprintf("tcp:%s:%d", egress.GuestAddr.Addr(), cfg.AgentPort),
-	}), "agent configuration")
-	cfg.AgentConfig = config.Bytes()
+	}
+	nobody, key := conf.Nobody()
+	var config, nobodys bytes.Buffer
+	b.must(errors.Join(boot.Write(&config, conf), boot.Write(&nobodys, nobody)), "agent configuration")
+	cfg.AgentConfig, cfg.Nobody, cfg.NobodyKey = config.Bytes(), nobodys.Bytes(), key
 	console, err := os.OpenFile(filepath.Join(b.dir, "console.log"), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
 	b.must(err, "console")
 	cfg.Console = console

@@ -130,10 +130,12 @@ func (h *hardware) arguments(c *command) {
 		memory = fmt.Sprintf("memory-backend-memfd,id=ram,size=%d,share=on", h.memory)
 	}
 	c.add("-smp", fmt.Sprint(h.cpus), "-m", fmt.Sprintf("%dM", h.memory>>20), "-object", memory)
-	c.add("-kernel", h.kernel, "-append", h.kernelLine())
-	if h.initrd != "" {
-		c.add("-initrd", h.initrd)
-	}
+	if h.devices == nil {
+		c.add("-kernel", h.kernel, "-append", h.kernelLine())
+		if h.initrd != "" {
+			c.add("-initrd", h.initrd)
+		}
+	} // else the kernel is in the memory already, and would be held a second time
 
 	c.add("-chardev", fmt.Sprintf("socket,id=console,fd=%d", c.fd(h.console)), "-serial", "chardev:console",
 		"-chardev", fmt.Sprintf("socket,id=monitor,fd=%d", c.fd(h.monitor)), "-mon", "chardev=monitor,mode=control",

@@ -5,7 +5,6 @@ package vm
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -231,11 +230,41 @@ func (e *Engine) resolve(ctx context.Context, cfg *engine.Config) (*machine, err
 }
 
 // boot starts a machine: from its kernel, from a template, or from a capture.
-func (e *Engine) boot(ctx context.Context, cfg engine.Config, from string) (_ engine.Instance, err error) {
+func (e *Engine) boot(ctx context.Context, cfg engine.Config, from string) (engine.Instance, error) {
 	m, err := e.resolve(ctx, &cfg)
 	if err != nil {
 		return nil, err
 	}
+	con := console.New(cfg.Console, console.Limit)
+	if from != "" {
+		c, err := openCapture(from)
+		if err != nil {
+			return nil, err
+		}
+		return e.assemble(ctx, *m, &cfg, con, c, nil)
+	}
+	like := e.imageTemplate(m, &cfg)
+	if like != nil {
+		if c, err := openTemplate(like.dir); err == nil {
+			i, err := e.assemble(ctx, *m, &cfg, con, c, nil)
+			if err == nil || ctx.Err() != nil {
+				return i, err
+			}
+			// It worked once. What is wrong now, the next box must not meet.
+			con.Note("the image's template does not work: " + err.Error())
+			if err := errors.Join(like.discard(), removeDisk(cfg.DiskDir)); err != nil {
+				return nil, err
+			}
+			con = console.New(cfg.Console, console.Limit)
+		}
+	}
+	return e.assemble(ctx, *m, &cfg, con, nil, like)
+}
+
+// assemble makes the machine: from a capture if there is one, else from its
+// parts. A machine that is new also becomes the template of those like it.
+func (e *Engine) assemble(ctx context.Context, hull machine, cfg *engine.Config, con *console.Log, capture *captured, like *imageTemplate) (_ engine.Instance, err error) {
+	m := &hull
 	undo := undoList{}
 	defer func() {
 		if err != nil {
@@ -259,11 +288,7 @@ func (e *Engine) boot(ctx context.Context, cfg engine.Config, from string) (_ en
 		}
 		defer m.hw.modules.Close()
 	}
-	var capture *captured
-	if from != "" {
-		if capture, err = openCapture(from); err != nil {
-			return nil, err
-		}
+	if capture != nil {
 		if err := capture.placeDisk(ctx, cfg.DiskDir); err != nil {
 			return nil, err
 		}
@@ -284,26 +309,19 @@ func (e *Engine) boot(ctx context.Context, cfg engine.Config, from string) (_ en
 	m.hw.volumes, m.hw.volumesAt = vols.socket, vols.seen
 	m.hw.link = cfg.Link
 
-	con := console.New(cfg.Console, console.Limit)
-	p, fresh, err := e.launch(ctx, m, l, con, &cfg, capture)
+	p, fresh, err := e.launch(ctx, m, l, con, cfg, capture)
 	if err != nil {
 		return nil, err
 	}
 	undo.add(p.end)
-	inst := newInstance(&cfg, m, p, vols, disk, size)
+	inst := newInstance(cfg, m, p, vols, disk, size)
 	undo.add(inst.closeGroup)
 	if err := inst.enterGroup(cfg.ID); err != nil {
 		return nil, err
 	}
 	pctx, cancel := context.WithTimeout(ctx, planTime)
 	defer cancel()
-	id := vmboot.Identity{Time: time.Now().UnixNano(), Entropy: make([]byte, 256), Agent: cfg.AgentConfig}
-	_, _ = rand.Read(id.Entropy) // never fails
-	msg := vmboot.Message{Adopt: &vmboot.Adopt{Identity: id}}
-	if fresh {
-		msg = vmboot.Message{Plan: plan(&cfg, vols, id)}
-	}
-	if err := p.tell(pctx, msg); err != nil {
+	if err := p.setUp(pctx, m, cfg, vols, fresh, like); err != nil {
 		// A machine that failed says why on its console, and switches off.
 		select {
 		case <-p.exited:
@@ -314,6 +332,26 @@ func (e *Engine) boot(ctx context.Context, cfg engine.Config, from string) (_ en
 	}
 	inst.watch()
 	return inst, nil
+}
+
+// setUp makes the machine the box's.
+func (p *vmProcess) setUp(ctx context.Context, m *machine, cfg *engine.Config, vols *volumes, fresh bool, like *imageTemplate) error {
+	adopt := func() error {
+		return p.tell(ctx, vmboot.Message{Adopt: &vmboot.Adopt{Identity: newIdentity(cfg.AgentConfig)}})
+	}
+	switch {
+	case !fresh:
+		return adopt()
+	case like == nil:
+		return p.tell(ctx, vmboot.Message{Plan: plan(cfg, vols, newIdentity(cfg.AgentConfig))})
+	}
+	if err := p.tell(ctx, vmboot.Message{Plan: plan(cfg, vols, newIdentity(like.agent))}); err != nil {
+		return err
+	}
+	if err := like.create(ctx, m, p, cfg); err != nil {
+		p.console.Note("no template of the image: " + err.Error())
+	}
+	return adopt()
 }
 
 func kindOf(ctx context.Context, err error) box.Kind {

@@ -7,8 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hutch-sandbox/hutch/box"
 	"github.com/hutch-sandbox/hutch/internal/x/console"
@@ -28,6 +32,9 @@ type manifest struct {
 	Hardware string `json:"hardware"` // see hardwareKey
 	Memory   int64  `json:"memory"`
 	Template bool   `json:"template"` // it waits for its plan, and has no disks yet
+	// Image is the image's file, for a template of an image: of no use when that
+	// is gone.
+	Image string `json:"image,omitempty"`
 }
 
 const manifestVersion = 1
@@ -68,32 +75,91 @@ func restore(ctx context.Context, m *machine, l *layout, con *console.Log, c *ca
 		return nil, &box.Error{Kind: box.Conflict, Op: "restore", Object: c.dir,
 			Err: errors.New("the machine was captured with another QEMU, kernel, accelerator, number of CPUs or size of memory")}
 	}
-	hw := m.hw
-	ram := filepath.Join(l.dir, "ram")
-	_ = os.Remove(ram)
 	// A copy of its own: QEMU must be able to write to it, and one that was
 	// broken out of would else reach every machine that shares the file.
-	if err := copySparse(ctx, ram, filepath.Join(c.dir, memoryFile)); err != nil {
+	if err := emptyMemory(l, "ram", m.hw.memory); err != nil {
 		return nil, fmt.Errorf("restore: memory: %w", err)
 	}
-	if err := l.give(ram); err != nil {
-		return nil, err
+	ram, err := os.OpenFile(filepath.Join(l.dir, "ram"), os.O_WRONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, fmt.Errorf("restore: memory: %w", err)
 	}
-	devices, err := os.Open(filepath.Join(c.dir, devicesFile))
+	defer ram.Close()
+	devices, send, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("restore: %w", err)
 	}
 	defer devices.Close()
+	defer send.Close()
+	// The memory is copied while QEMU starts: it does nothing with it before it
+	// has the devices' state, which comes after.
+	ctx, cancel := context.WithCancel(ctx)
+	copied := make(chan error, 1)
+	go func() { copied <- c.copyMemory(ctx, ram) }()
+	hw := m.hw
 	hw.ram, hw.devices = l.seen("ram"), devices
-	hw.kernel = l.seenKernel(m.files["vmlinuz"], "vmlinuz")
 	hw.initrd = l.seenKernel(m.files["initramfs"], "initramfs")
-	return start(ctx, m.program, &hw, l, con, m.files)
+	p, err := start(ctx, m.program, &hw, l, con, nil)
+	if err != nil {
+		cancel()
+	}
+	devices.Close() // QEMU has its own; when it is gone, sending fails
+	cerr := <-copied
+	defer cancel()
+	if err != nil {
+		return nil, err
+	}
+	if err = cerr; err == nil {
+		err = c.sendDevices(ctx, send)
+	}
+	if err != nil {
+		p.end()
+		return nil, fmt.Errorf("restore: %w", err)
+	}
+	return p, nil
 }
 
-// writeCapture writes the machine behind p to the empty folder dir. Disk is
-// the box's disk, nil for a template. The machine is stopped for as short a
-// time as can be, and goes on if it ran.
-func writeCapture(ctx context.Context, m *machine, p *vmProcess, dir string, disk *os.File, paused bool) (err error) {
+// copyMemory writes the captured memory to the machine's own file.
+func (c *captured) copyMemory(ctx context.Context, ram *os.File) error {
+	in, err := os.Open(filepath.Join(c.dir, memoryFile))
+	if err != nil {
+		return fmt.Errorf("memory: %w", err)
+	}
+	defer in.Close()
+	if err := copyInto(ctx, ram, in, c.Memory); err != nil {
+		return fmt.Errorf("memory: %w", err)
+	}
+	return nil
+}
+
+// sendDevices writes the devices' state to QEMU, which then lets the machine
+// go on.
+func (c *captured) sendDevices(ctx context.Context, send *os.File) error {
+	in, err := os.Open(filepath.Join(c.dir, devicesFile))
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	ctx, cancel := context.WithTimeout(ctx, controlTime)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = send.SetWriteDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if _, err := io.Copy(send, in); err != nil {
+		return fmt.Errorf("device state: %w", errors.Join(ctx.Err(), err))
+	}
+	return send.Close()
+}
+
+// source is what a capture is made of beside the machine.
+type source struct {
+	disk   *os.File // nil for a template that waits for its plan
+	image  string   // see manifest.Image
+	paused bool     // the machine is stopped, and stays so
+}
+
+// writeCapture writes the machine behind p to the empty folder dir. The machine
+// is stopped for as short a time as can be, and goes on if it ran.
+func writeCapture(ctx context.Context, m *machine, p *vmProcess, dir string, of source) (err error) {
 	memory := filepath.Join(dir, memoryFile)
 	ram := filepath.Join(p.files.dir, "ram")
 	// What the machine started from never changes, so it is copied while the
@@ -101,7 +167,7 @@ func writeCapture(ctx context.Context, m *machine, p *vmProcess, dir string, dis
 	if err := copySparse(ctx, memory, ram); err != nil {
 		return fmt.Errorf("memory: %w", err)
 	}
-	if !paused {
+	if !of.paused {
 		if err := p.do(ctx, "stop", nil, nil); err != nil {
 			return err
 		}
@@ -121,16 +187,16 @@ func writeCapture(ctx context.Context, m *machine, p *vmProcess, dir string, dis
 	if err := addChangedMemory(ctx, p.cmd.Process.Pid, ram, memory); err != nil {
 		return fmt.Errorf("memory: %w", err)
 	}
-	if disk != nil {
+	if of.disk != nil {
 		// By descriptor: the disk that the machine has, whatever its name is now.
-		if err := copyOpen(ctx, filepath.Join(dir, diskFile), disk); err != nil {
+		if err := copyOpen(ctx, filepath.Join(dir, diskFile), of.disk); err != nil {
 			return fmt.Errorf("disk: %w", err)
 		}
 	}
 	if err := takeFile(state, filepath.Join(dir, devicesFile)); err != nil {
 		return fmt.Errorf("device state: %w", err)
 	}
-	data, err := json.Marshal(manifest{Version: manifestVersion, Hardware: m.key(), Memory: m.hw.memory, Template: disk == nil})
+	data, err := json.Marshal(manifest{Version: manifestVersion, Hardware: m.key(), Memory: m.hw.memory, Template: of.disk == nil, Image: of.image})
 	if err != nil {
 		return err
 	}

@@ -101,6 +101,15 @@ func makeBlank(ctx context.Context, blank string, size int64) error {
 	return os.Rename(f.Name(), blank)
 }
 
+// removeDisk removes the disk of a boot that did not come about.
+func removeDisk(dir string) error {
+	err := os.Remove(filepath.Join(dir, diskFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
 func mkfsPath() (string, error) {
 	for _, p := range []string{"/sbin/mkfs.ext4", "/usr/sbin/mkfs.ext4", "/opt/homebrew/opt/e2fsprogs/sbin/mkfs.ext4", "/usr/local/opt/e2fsprogs/sbin/mkfs.ext4"} {
 		if _, err := os.Stat(p); err == nil {
@@ -134,13 +143,19 @@ func copyOpen(ctx context.Context, dst string, in *os.File) error {
 	if err != nil {
 		return err
 	}
-	if err = cloneFile(out, in); err != nil {
-		err = copyData(ctx, out, in, fi.Size())
-	}
+	err = copyInto(ctx, out, in, fi.Size())
 	if cerr := out.Close(); err == nil {
 		err = cerr
 	}
 	return err
+}
+
+// copyInto is copyOpen for a file that is there, and empty or all hole.
+func copyInto(ctx context.Context, out, in *os.File, size int64) error {
+	if cloneFile(out, in) == nil {
+		return nil
+	}
+	return copyData(ctx, out, in, size)
 }
 
 // copyAtMost copies what is in in, which must be no more than limit bytes.

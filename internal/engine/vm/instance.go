@@ -280,7 +280,7 @@ func (i *instance) Capture(ctx context.Context, dir string) error {
 		// would wait for the rest.
 		i.p.bootMu.Lock()
 		defer i.p.bootMu.Unlock()
-		if err := writeCapture(ctx, i.m, i.p, dir, i.disk, i.isPaused()); err != nil {
+		if err := writeCapture(ctx, i.m, i.p, dir, source{disk: i.disk, paused: i.isPaused()}); err != nil {
 			return fmt.Errorf("capture: %w", err)
 		}
 		return nil

@@ -4,6 +4,7 @@ package vm
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -22,17 +23,25 @@ import (
 	"github.com/hutch-sandbox/hutch/internal/x/filelock"
 )
 
-// A template is a machine that was captured when its kernel was up and it
-// waited for its plan. Every machine with equal hardware starts as a copy of
-// it, with its own disks, network, secrets, clock and random numbers.
+// A template is a machine that was captured before it was anybody's. There are
+// two kinds:
+//
+//   - One whose kernel is up and waits for its plan. Every machine with equal
+//     hardware can start as a copy of it, with its own disks and network.
+//   - One that has its image and an empty disk mounted, and whose agent serves
+//     (image.go). Every new box of that image and size can start as a copy of
+//     it, and only needs to be told who it is.
+//
+// Copies have their own secrets, clock and random numbers either way.
 //
 // A template is published only after a machine that started from it reported
 // that it is ready. Until then, or when something about it fails, machines boot
-// their kernels themselves.
+// in the longer way. Nothing of a template is synced to the disk, so none is
+// used after the host has started anew.
 
 // maxTemplates is how many are kept. Each takes about as much as a kernel that
 // has just booted, some 100 MB.
-const maxTemplates = 4
+const maxTemplates = 8
 
 // key names everything that two machines must have in common to take each
 // other's state.
@@ -46,22 +55,44 @@ func (m *machine) key() string {
 	if hw.accel != accelTCG {
 		host = bootID() // the processor's state depends on the host's kernel
 	}
-	sum := sha256.Sum256(fmt.Append(nil, strings.Join(c.args, "\x00"), "\n", m.kernel.Digest, "\n",
-		filepath.Base(m.files["initramfs"]), "\n", m.qemu, "\n", host))
-	return hex.EncodeToString(sum[:16])
+	return hash([]byte(strings.Join(c.args, "\x00")), []byte(m.kernel.Digest),
+		[]byte(filepath.Base(m.files["initramfs"])), []byte(m.qemu), []byte(host))
 }
 
-// template returns the template for the machine, which it makes when there is
-// none. Who makes one, others wait for.
+func hash(parts ...[]byte) string {
+	h := sha256.New()
+	for _, p := range parts {
+		fmt.Fprintf(h, "%d ", len(p))
+		h.Write(p)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+// templateRoot is the folder of all templates.
+func templateRoot(cacheDir string) string { return filepath.Join(Dir(cacheDir), "templates") }
+
+// sinceBoot begins the names of the templates made since the host started.
+func sinceBoot() string { return hash([]byte(bootID()))[:8] + "-" }
+
+// openTemplate opens a template and notes that it was used.
+func openTemplate(dir string) (*captured, error) {
+	c, err := openCapture(dir)
+	if err == nil {
+		now := time.Now()
+		_ = os.Chtimes(dir, now, now) // the least used go first
+	}
+	return c, err
+}
+
+// template returns the template of a machine that waits for its plan, which it
+// makes when there is none. Who makes one, others wait for.
 func (e *Engine) template(ctx context.Context, m *machine, cfg *engine.Config) (*captured, error) {
 	if !canCapture {
 		return nil, errors.ErrUnsupported
 	}
-	root := filepath.Join(Dir(cfg.CacheDir), "templates")
-	dir := filepath.Join(root, m.key())
-	if c, err := openCapture(dir); err == nil {
-		now := time.Now()
-		_ = os.Chtimes(dir, now, now) // the least used go first
+	root := templateRoot(cfg.CacheDir)
+	dir := filepath.Join(root, sinceBoot()+m.key())
+	if c, err := openTemplate(dir); err == nil {
 		return c, nil
 	}
 	if err := os.MkdirAll(root, 0o700); err != nil {
@@ -72,31 +103,46 @@ func (e *Engine) template(ctx context.Context, m *machine, cfg *engine.Config) (
 		return nil, err
 	}
 	defer lock.Close()
-	if c, err := openCapture(dir); err == nil {
+	if c, err := openTemplate(dir); err == nil {
 		return c, nil // whoever had the lock made it
 	}
-	tmp, err := os.MkdirTemp(root, ".new-")
+	err = publish(dir, func(tmp, made string) error {
+		if err := makeTemplate(ctx, m, cfg, tmp, made); err != nil {
+			return err
+		}
+		return tryTemplate(ctx, m, cfg, made, filepath.Join(tmp, "trial"))
+	})
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(tmp)
-	if err := makeTemplate(ctx, m, cfg, tmp); err != nil {
-		return nil, err
-	}
-	// What is named like a template has been tried.
-	made := filepath.Join(tmp, "capture")
-	if err := tryTemplate(ctx, m, cfg, made, filepath.Join(tmp, "trial")); err != nil {
-		return nil, fmt.Errorf("trial: %w", err)
-	}
-	if err := os.Rename(made, dir); err != nil {
-		return nil, err
-	}
-	prune(root)
 	return openCapture(dir)
 }
 
+// publish has a template made in a folder of its own, and gives it its name
+// when it was made and tried. The caller has the lock.
+func publish(dir string, create func(tmp, made string) error) error {
+	root := filepath.Dir(dir)
+	tmp, err := os.MkdirTemp(root, ".new-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	made := filepath.Join(tmp, "capture")
+	if err := os.Mkdir(made, 0o700); err != nil {
+		return err
+	}
+	if err := create(tmp, made); err != nil {
+		return err
+	}
+	if err := os.Rename(made, dir); err != nil {
+		return err
+	}
+	prune(root)
+	return nil
+}
+
 // makeTemplate boots a machine without disks or network and captures it.
-func makeTemplate(ctx context.Context, m *machine, cfg *engine.Config, tmp string) error {
+func makeTemplate(ctx context.Context, m *machine, cfg *engine.Config, tmp, made string) error {
 	t := *m
 	noLink, err := t.strip()
 	if err != nil {
@@ -117,11 +163,7 @@ func makeTemplate(ctx context.Context, m *machine, cfg *engine.Config, tmp strin
 	if err := settle(ctx, p); err != nil {
 		return err
 	}
-	dir := filepath.Join(tmp, "capture")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return err
-	}
-	return writeCapture(ctx, &t, p, dir, nil, false)
+	return writeCapture(ctx, &t, p, made, source{})
 }
 
 // strip takes everything from the machine that is a box's own. Its link leads
@@ -141,8 +183,8 @@ func (m *machine) strip() (func(), error) {
 	}, nil
 }
 
-// settle gives a machine that just reported the time to wait for its plan: its
-// kernel then has nothing half done.
+// settle gives a machine that just reported the time to wait for what comes
+// next: its kernel then has nothing half done.
 func settle(ctx context.Context, p *vmProcess) error {
 	select {
 	case <-time.After(100 * time.Millisecond):
@@ -156,32 +198,41 @@ func settle(ctx context.Context, p *vmProcess) error {
 
 // tryTemplate restores a template once and has the machine answer.
 func tryTemplate(ctx context.Context, m *machine, cfg *engine.Config, dir, state string) error {
-	c, err := openCapture(dir)
-	if err != nil {
-		return err
-	}
 	t := *m
 	noLink, err := t.strip()
 	if err != nil {
 		return err
 	}
 	defer noLink()
+	return t.try(ctx, cfg, dir, state, vmboot.Message{Clock: time.Now().UnixNano()})
+}
+
+// try starts the machine from a template that nobody has used yet, and tells it
+// something.
+func (m *machine) try(ctx context.Context, cfg *engine.Config, dir, state string, msg vmboot.Message) error {
+	c, err := openCapture(dir)
+	if err != nil {
+		return err
+	}
 	l, err := prepareLayout(state, cfg.ID)
 	if err != nil {
 		return err
 	}
-	con := console.New(nil, 0)
-	p, err := restore(ctx, &t, l, con, c)
+	p, err := restore(ctx, m, l, console.New(nil, 0), c)
 	if err != nil {
-		return err
+		return fmt.Errorf("trial: %w", err)
 	}
 	defer p.end()
 	ctx, cancel := p.whileAlive(ctx)
 	defer cancel()
-	return p.tell(ctx, vmboot.Message{Clock: time.Now().UnixNano()})
+	if err := p.tell(ctx, msg); err != nil {
+		return fmt.Errorf("trial: %w", err)
+	}
+	return nil
 }
 
-// prune removes the templates that were used longest ago.
+// prune removes the templates that nobody can use any more, and of the others
+// those that were used longest ago.
 func prune(root string) {
 	entries, err := os.ReadDir(root)
 	if err != nil {
@@ -205,10 +256,25 @@ func prune(root string) {
 			}
 			continue
 		}
+		c, err := openCapture(path)
+		if err == nil && c.Image != "" {
+			_, err = os.Stat(c.Image)
+		}
+		if err != nil || !strings.HasPrefix(e.Name(), sinceBoot()) {
+			_ = os.RemoveAll(path)
+			continue
+		}
 		all = append(all, template{path, info.ModTime()})
 	}
 	slices.SortFunc(all, func(a, b template) int { return b.used.Compare(a.used) })
 	for _, t := range all[min(len(all), maxTemplates):] {
 		_ = os.RemoveAll(t.path)
 	}
+}
+
+// newIdentity is an identity that no machine has had.
+func newIdentity(agent []byte) vmboot.Identity {
+	id := vmboot.Identity{Time: time.Now().UnixNano(), Entropy: make([]byte, 256), Agent: agent}
+	_, _ = rand.Read(id.Entropy) // never fails
+	return id
 }

@@ -20,7 +20,8 @@
 // The files: vm.go the engine, probe.go what works here, args.go QEMU's
 // command line, boot.go and instance.go a machine's life, disk.go its disks,
 // volumes*.go its volumes, process*.go and jail*.go the confined process,
-// memory*.go captures, template.go machines that are booted in advance.
+// memory*.go captures, template.go and image.go machines that are booted in
+// advance.
 package vm
 
 import (

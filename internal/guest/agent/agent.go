@@ -55,7 +55,6 @@ type Config struct {
 // Agent serves the guest protocol. Its methods may be called concurrently.
 type Agent struct {
 	cfg      Config
-	baseEnv  []string
 	identity atomic.Pointer[identity]
 	logf     func(string, ...any)
 	tracker  tracker
@@ -82,10 +81,11 @@ func New(cfg Config) (*Agent, error) {
 	if a.logf == nil {
 		a.logf = func(string, ...any) {}
 	}
-	var err error
-	if a.baseEnv, err = checkStrings("env", cfg.Env, true); err != nil {
+	id, err := newIdentity(cfg.Token, cfg.BootID, cfg.Env)
+	if err != nil {
 		return nil, err
 	}
+	a.identity.Store(id)
 	if a.cfg.Dir == "" {
 		a.cfg.Dir = "/"
 	}
@@ -95,7 +95,6 @@ func New(cfg Config) (*Agent, error) {
 			a.cfg.User = ""
 		}
 	}
-	a.identity.Store(newIdentity(cfg.Token, cfg.BootID))
 	a.ctx, a.cancel = context.WithCancel(context.Background())
 	a.execs.init()
 	a.tracker = newTracker(cfg.Cgroups, cfg.Pids, a.logf)

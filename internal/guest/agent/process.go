@@ -228,7 +228,7 @@ func (a *Agent) newExec(m *hutchv1.StartRequest) (*exec, error) {
 	var defaults, base []string
 	if !m.GetClearEnv() {
 		hostname, _ := os.Hostname()
-		defaults, base = []string{"PATH=" + defaultPath, "HOSTNAME=" + hostname, "HOME=" + acc.home}, a.baseEnv
+		defaults, base = []string{"PATH=" + defaultPath, "HOSTNAME=" + hostname, "HOME=" + acc.home}, a.identity.Load().env
 		if m.GetTty() {
 			defaults = append(defaults, "TERM=xterm")
 		}

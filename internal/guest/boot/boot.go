@@ -10,6 +10,9 @@
 package boot
 
 import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -61,6 +64,24 @@ type Config struct {
 	// NoCgroups makes the agent follow commands through /proc alone. It then
 	// can lose a process that daemonises, and Pids has no effect.
 	NoCgroups bool `json:"noCgroups,omitempty"`
+}
+
+// nobody is the host name of a machine that is no box's yet.
+const nobody = "hutch"
+
+// Nobody returns the configuration of a machine that is no box's yet, and can
+// become any that differs from c in what an agent adopts: token, boot id, host
+// name, environment and authority. Its token is new, and nobody needs to know
+// it. The key is the same for all such boxes.
+func (c Config) Nobody() (n Config, key string) {
+	c.Token, c.BootID, c.Hostname, c.Env, c.CA = "", "", nobody, nil, nil
+	data, err := json.Marshal(c)
+	if err != nil {
+		panic(err) // not reached: it is strings, bytes and numbers
+	}
+	sum := sha256.Sum256(data)
+	c.Token = rand.Text()
+	return c, hex.EncodeToString(sum[:])
 }
 
 // Write writes c as Read expects it. The caller closes w's pipe afterwards.

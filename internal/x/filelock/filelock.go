@@ -23,19 +23,47 @@ func Lock(ctx context.Context, path string) (*os.File, error) {
 		return nil, err
 	}
 	for wait := time.Millisecond; ; wait = min(wait*2, 50*time.Millisecond) {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
+		ok, err := try(f)
+		if ok {
 			return f, nil
 		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+		if err != nil {
 			f.Close()
-			return nil, fmt.Errorf("lock %s: %w", path, err)
+			return nil, err
 		}
 		select {
 		case <-ctx.Done():
 			f.Close()
 			return nil, ctx.Err()
 		case <-time.After(wait):
+		}
+	}
+}
+
+// TryLock is Lock for who does not wait: it returns nil when somebody has the
+// lock.
+func TryLock(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if ok, err := try(f); !ok {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func try(f *os.File) (bool, error) {
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			return true, nil
+		case errors.Is(err, unix.EWOULDBLOCK):
+			return false, nil
+		case !errors.Is(err, unix.EINTR):
+			return false, fmt.Errorf("lock %s: %w", f.Name(), err)
 		}
 	}
 }

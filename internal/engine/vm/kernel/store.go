@@ -330,16 +330,22 @@ func (s *Store) Remove(name string) error {
 
 // Initramfs returns the file that the kernel unpacks as its first root: the
 // program agent as /init, and the modules of a boot. It is made once for each
-// kernel and agent.
+// kernel and agent; agents that differ have files with different names.
 func (s *Store) Initramfs(info Info, agent string) (string, error) {
-	program, err := os.ReadFile(agent)
+	fi, err := os.Stat(agent)
 	if err != nil {
 		return "", fmt.Errorf("initramfs: %w", err)
 	}
-	sum := sha256.Sum256(program)
+	// By its name, which stands for its content: to hash megabytes at every boot
+	// shows.
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d", filepath.Base(agent), fi.Size()))
 	file := s.Path(info.Name, "initramfs-"+hex.EncodeToString(sum[:8]))
 	if _, err := os.Stat(file); err == nil {
 		return file, nil
+	}
+	program, err := os.ReadFile(agent)
+	if err != nil {
+		return "", fmt.Errorf("initramfs: %w", err)
 	}
 	files := []cpioFile{
 		{name: "init", mode: modeProgram, data: program},
