@@ -56,6 +56,7 @@ type hardware struct {
 	mac    net.HardwareAddr
 
 	ram    string // the file behind the memory, as QEMU sees it; unused with volumes
+	shared bool   // QEMU need only read that file, so that any number can share it
 	kernel string // as QEMU sees it
 	initrd string // empty in a trial: the kernel then has nothing to run and says so
 
@@ -124,6 +125,9 @@ func (h *hardware) arguments(c *command) {
 		c.add("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny")
 	}
 	memory := fmt.Sprintf("memory-backend-file,id=ram,size=%d,mem-path=%s,share=off", h.memory, escape(h.ram))
+	if h.shared {
+		memory += ",readonly=on,rom=off"
+	}
 	if h.volumes != nil {
 		// virtiofsd writes into it. Not a file of a disk: the disk would get all
 		// that the machine writes to its memory, and one that is full would end it.

@@ -49,20 +49,23 @@ const (
 // volumesLimit is how much of what the volumes' server says is kept of a boot.
 const volumesLimit = 256 << 10
 
-// vmProcess is a started QEMU with its control connections.
+// vmProcess is a started QEMU with its control connections, and what it works
+// on as it was given: names in its private folder are QEMU's to change.
 type vmProcess struct {
 	cmd     *exec.Cmd
 	monitor *qmp.Client
 	boot    net.Conn
 	console *console.Log
 	files   *layout
+	base    *os.File      // what the machine's memory was at its start; nil with volumes
 	exited  chan struct{} // closed when QEMU has ended and was waited for
 
 	bootMu sync.Mutex // one question on the boot connection at a time
 }
 
 // start starts QEMU for hw, whose connections it makes. The caller ends it.
-func start(ctx context.Context, program string, hw *hardware, l *layout, con *console.Log, kernelFiles map[string]string) (_ *vmProcess, err error) {
+// Shown are files of the host that QEMU sees.
+func start(ctx context.Context, program string, hw *hardware, l *layout, con *console.Log, shown map[string]string) (_ *vmProcess, err error) {
 	undo := undoList{}
 	defer func() {
 		if err != nil {
@@ -109,7 +112,7 @@ func start(ctx context.Context, program string, hw *hardware, l *layout, con *co
 	undo.add(func() { out.Close() })
 	c := &command{first: firstFD}
 	hw.arguments(c)
-	p.cmd, err = l.startQEMU(program, c, hw.accel == accelKVM, kernelFiles, outW)
+	p.cmd, err = l.startQEMU(program, c, hw.accel == accelKVM, shown, outW)
 	if err != nil {
 		return nil, &box.Error{Kind: box.Internal, Op: "start", Object: program, Err: err}
 	}
@@ -145,6 +148,9 @@ func (p *vmProcess) end() {
 	<-p.exited
 	_ = p.monitor.Close()
 	_ = p.boot.Close()
+	if p.base != nil {
+		_ = p.base.Close()
+	}
 	p.console.Wait()
 }
 
@@ -223,7 +229,7 @@ func (e *Engine) resolve(ctx context.Context, cfg *engine.Config) (*machine, err
 	m.files = map[string]string{"vmlinuz": store.Path(host.kernel.Name, "vmlinuz"), "initramfs": initrd}
 	m.hw = hardware{
 		arch: runtime.GOARCH, accel: host.Accel, seccomp: jailed,
-		cpus: cpus(cfg.Limits.CPUs), memory: memorySize(cfg.Limits.Memory), mac: cfg.Net.MAC, tsc: host.TSC,
+		cpus: cpus(cfg.Limits.CPUs), memory: memorySize(cfg.Limits.Memory), mac: cfg.Net.MAC, tsc: host.TSC, shared: host.Shared,
 		hasModules: host.kernel.Modules > 0,
 	}
 	return m, nil
@@ -412,8 +418,10 @@ func coldBoot(ctx context.Context, m *machine, l *layout, con *console.Log) (*vm
 	var last error
 	for n := range tries {
 		hw := m.hw
+		var base *os.File
 		if hw.volumes == nil {
-			if err := emptyMemory(l, "ram", hw.memory); err != nil {
+			var err error
+			if base, err = emptyMemory(l, hw.memory); err != nil {
 				return nil, err
 			}
 		}
@@ -422,8 +430,12 @@ func coldBoot(ctx context.Context, m *machine, l *layout, con *console.Log) (*vm
 		hw.initrd = l.seenKernel(m.files["initramfs"], "initramfs")
 		p, err := start(ctx, m.program, &hw, l, con, m.files)
 		if err != nil {
+			if base != nil {
+				base.Close()
+			}
 			return nil, err
 		}
+		p.base = base
 		kctx, cancel := p.whileAlive(ctx)
 		r, err := p.report(kctx)
 		cancel()
@@ -483,23 +495,24 @@ func (p *vmProcess) whileAlive(ctx context.Context) (context.Context, context.Ca
 	}
 }
 
-// emptyMemory makes the file behind a new machine's memory: all hole. What the
-// machine writes is its own, and never comes into it.
-func emptyMemory(l *layout, name string, size int64) error {
-	path := filepath.Join(l.dir, name)
+// emptyMemory makes the file behind a new machine's memory, QEMU's "ram": all
+// hole. What the machine writes is its own, and never comes into it.
+func emptyMemory(l *layout, size int64) (*os.File, error) {
+	path := filepath.Join(l.dir, "ram")
 	_ = os.Remove(path)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	err = f.Truncate(size)
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
 	if err == nil {
 		err = l.give(path)
 	}
-	return err
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
 }
 
 // socketPair makes a connected pair of stream sockets that no other process

@@ -12,8 +12,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/hutch-sandbox/hutch/box"
 	"github.com/hutch-sandbox/hutch/internal/x/console"
 )
@@ -75,41 +73,37 @@ func restore(ctx context.Context, m *machine, l *layout, con *console.Log, c *ca
 		return nil, &box.Error{Kind: box.Conflict, Op: "restore", Object: c.dir,
 			Err: errors.New("the machine was captured with another QEMU, kernel, accelerator, number of CPUs or size of memory")}
 	}
-	// A copy of its own: QEMU must be able to write to it, and one that was
-	// broken out of would else reach every machine that shares the file.
-	if err := emptyMemory(l, "ram", m.hw.memory); err != nil {
-		return nil, fmt.Errorf("restore: memory: %w", err)
-	}
-	ram, err := os.OpenFile(filepath.Join(l.dir, "ram"), os.O_WRONLY|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return nil, fmt.Errorf("restore: memory: %w", err)
-	}
-	defer ram.Close()
 	devices, send, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("restore: %w", err)
 	}
 	defer devices.Close()
 	defer send.Close()
+	hw := m.hw
+	hw.devices = devices
+	hw.initrd = l.seenKernel(m.files["initramfs"], "initramfs")
+	base, err := c.base(&hw, l)
+	if err != nil {
+		return nil, fmt.Errorf("restore: %w", err)
+	}
 	// The memory is copied while QEMU starts: it does nothing with it before it
 	// has the devices' state, which comes after.
-	ctx, cancel := context.WithCancel(ctx)
-	copied := make(chan error, 1)
-	go func() { copied <- c.copyMemory(ctx, ram) }()
-	hw := m.hw
-	hw.ram, hw.devices = l.seen("ram"), devices
-	hw.initrd = l.seenKernel(m.files["initramfs"], "initramfs")
-	p, err := start(ctx, m.program, &hw, l, con, nil)
+	fctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	filled := make(chan error, 1)
+	go func() { filled <- c.fill(fctx, &hw, base) }()
+	p, err := start(ctx, m.program, &hw, l, con, c.shown(&hw))
 	if err != nil {
 		cancel()
 	}
 	devices.Close() // QEMU has its own; when it is gone, sending fails
-	cerr := <-copied
-	defer cancel()
+	ferr := <-filled
 	if err != nil {
+		base.Close()
 		return nil, err
 	}
-	if err = cerr; err == nil {
+	p.base = base
+	if err = ferr; err == nil {
 		err = c.sendDevices(ctx, send)
 	}
 	if err != nil {
@@ -119,14 +113,39 @@ func restore(ctx context.Context, m *machine, l *layout, con *console.Log, c *ca
 	return p, nil
 }
 
-// copyMemory writes the captured memory to the machine's own file.
-func (c *captured) copyMemory(ctx context.Context, ram *os.File) error {
+// base opens the file behind the memory of a machine that is to be restored.
+// Where QEMU must be able to write to it, that is a new one, which fill makes a
+// copy: a QEMU that was broken out of would else reach every machine that
+// shares the file.
+func (c *captured) base(hw *hardware, l *layout) (*os.File, error) {
+	if hw.shared {
+		hw.ram = l.seenKernel(filepath.Join(c.dir, memoryFile), memoryFile)
+		return os.Open(filepath.Join(c.dir, memoryFile))
+	}
+	hw.ram = l.seen("ram")
+	return emptyMemory(l, hw.memory)
+}
+
+// shown is what a restored machine's QEMU sees of the host beside its private
+// folder.
+func (c *captured) shown(hw *hardware) map[string]string {
+	if !hw.shared {
+		return nil
+	}
+	return map[string]string{memoryFile: filepath.Join(c.dir, memoryFile)}
+}
+
+// fill gives the memory of a machine that is to be restored its content.
+func (c *captured) fill(ctx context.Context, hw *hardware, base *os.File) error {
+	if hw.shared {
+		return nil
+	}
 	in, err := os.Open(filepath.Join(c.dir, memoryFile))
 	if err != nil {
 		return fmt.Errorf("memory: %w", err)
 	}
 	defer in.Close()
-	if err := copyInto(ctx, ram, in, c.Memory); err != nil {
+	if err := copyInto(ctx, base, in, c.Memory); err != nil {
 		return fmt.Errorf("memory: %w", err)
 	}
 	return nil
@@ -161,10 +180,13 @@ type source struct {
 // is stopped for as short a time as can be, and goes on if it ran.
 func writeCapture(ctx context.Context, m *machine, p *vmProcess, dir string, of source) (err error) {
 	memory := filepath.Join(dir, memoryFile)
-	ram := filepath.Join(p.files.dir, "ram")
 	// What the machine started from never changes, so it is copied while the
 	// machine runs.
-	if err := copySparse(ctx, memory, ram); err != nil {
+	if err := copyOpen(ctx, memory, p.base); err != nil {
+		return fmt.Errorf("memory: %w", err)
+	}
+	// QEMU may run as somebody else, and only gets to see this one file.
+	if err := os.Chmod(memory, 0o644); err != nil {
 		return fmt.Errorf("memory: %w", err)
 	}
 	if !of.paused {
@@ -184,7 +206,7 @@ func writeCapture(ctx context.Context, m *machine, p *vmProcess, dir string, of 
 	if err := p.do(ctx, "xen-save-devices-state", args, nil); err != nil {
 		return err
 	}
-	if err := addChangedMemory(ctx, p.cmd.Process.Pid, ram, memory); err != nil {
+	if err := addChangedMemory(ctx, p.cmd.Process.Pid, p.base, memory); err != nil {
 		return fmt.Errorf("memory: %w", err)
 	}
 	if of.disk != nil {

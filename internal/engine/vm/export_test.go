@@ -26,6 +26,7 @@ var (
 	InstallCommand = installCommand
 	DescribeEnd    = describeEnd
 	CopySparse     = copySparse
+	MemorySize     = memorySize
 )
 
 // Try boots a kernel with nothing to run behind an accelerator.

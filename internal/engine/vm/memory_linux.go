@@ -67,10 +67,10 @@ const (
 )
 
 // addChangedMemory writes the pages that the stopped process pid has changed
-// since it mapped the file ram, private to itself, into the file memory.
-func addChangedMemory(ctx context.Context, pid int, ram, memory string) error {
+// since it mapped the file base, private to itself, into the file memory.
+func addChangedMemory(ctx context.Context, pid int, base *os.File, memory string) error {
 	var st unix.Stat_t
-	if err := unix.Stat(ram, &st); err != nil {
+	if err := unix.Fstat(int(base.Fd()), &st); err != nil {
 		return err
 	}
 	maps, err := regions(pid, st.Ino)

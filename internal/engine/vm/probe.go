@@ -35,8 +35,9 @@ type facts struct {
 	Key     string `json:"key"`
 	Version string `json:"version"` // of QEMU
 	Accel   string `json:"accel"`
-	TSC     int    `json:"tsc,omitempty"` // see tscKHz
-	Why     string `json:"why,omitempty"` // why nothing better than emulation
+	Shared  bool   `json:"shared,omitempty"` // see hardware.shared
+	TSC     int    `json:"tsc,omitempty"`    // see tscKHz
+	Why     string `json:"why,omitempty"`    // why nothing better than emulation
 	Fix     string `json:"fix,omitempty"`
 }
 
@@ -91,13 +92,13 @@ func (e *Engine) lookUp(ctx context.Context, cacheDir string) (*host, error) {
 		return nil, err
 	}
 	h.id = fmt.Sprintf("%s %d %d ", h.program, fi.Size(), fi.ModTime().UnixNano())
-	key := h.id + h.kernel.Digest + " " + bootID() + " " + hypervisor()
+	key := "2 " + h.id + h.kernel.Digest + " " + bootID() + " " + hypervisor()
 	file := filepath.Join(Dir(cacheDir), "host.json")
 	if data, err := os.ReadFile(file); err == nil && json.Unmarshal(data, &h.facts) == nil && h.Key == key {
 		return h, nil
 	}
 	h.facts = facts{Key: key, TSC: tscKHz()}
-	if h.Version, err = qemuVersion(ctx, h.program); err != nil {
+	if h.Version, h.Shared, err = qemuVersion(ctx, h.program); err != nil {
 		return nil, err
 	}
 	h.Accel = accelTCG
@@ -144,28 +145,30 @@ var versionText = regexp.MustCompile(`version (\d+)\.(\d+)(\.\d+)*`)
 
 // qemuVersion asks QEMU for its version. Before 7.2 it cannot take a link that
 // is open already.
-func qemuVersion(ctx context.Context, program string) (string, error) {
+func qemuVersion(ctx context.Context, program string) (version string, shared bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, program, "--version").Output()
 	if err != nil {
-		return "", &box.Error{Kind: box.Unsupported, Op: "find QEMU", Object: program, Err: err, Hint: installHint("qemu")}
+		return "", false, &box.Error{Kind: box.Unsupported, Op: "find QEMU", Object: program, Err: err, Hint: installHint("qemu")}
 	}
 	return parseVersion(program, out)
 }
 
-func parseVersion(program string, out []byte) (string, error) {
+// parseVersion also says whether a machine's memory can be a private mapping of
+// a file that QEMU may only read: that came with version 8.2.
+func parseVersion(program string, out []byte) (version string, shared bool, err error) {
 	m := versionText.FindSubmatch(bytes.TrimSpace(out))
 	if m == nil {
-		return "", &box.Error{Kind: box.Unsupported, Op: "find QEMU", Object: program, Err: errors.New("it does not say its version")}
+		return "", false, &box.Error{Kind: box.Unsupported, Op: "find QEMU", Object: program, Err: errors.New("it does not say its version")}
 	}
 	major, _ := strconv.Atoi(string(m[1]))
 	minor, _ := strconv.Atoi(string(m[2]))
-	version := strings.TrimPrefix(string(m[0]), "version ")
+	version = strings.TrimPrefix(string(m[0]), "version ")
 	if major < 7 || major == 7 && minor < 2 {
-		return "", &box.Error{Kind: box.Unsupported, Op: "find QEMU", Object: program, Err: fmt.Errorf("version %s is too old, 7.2 is needed", version), Hint: "install a newer QEMU"}
+		return "", false, &box.Error{Kind: box.Unsupported, Op: "find QEMU", Object: program, Err: fmt.Errorf("version %s is too old, 7.2 is needed", version), Hint: "install a newer QEMU"}
 	}
-	return version, nil
+	return version, major > 8 || major == 8 && minor >= 2, nil
 }
 
 // accelerator says what could run a machine's instructions here besides
@@ -202,10 +205,12 @@ func (e *Engine) try(ctx context.Context, h *host, accel, cacheDir string, limit
 	if err != nil {
 		return err
 	}
-	hw := hardware{arch: runtime.GOARCH, accel: accel, cpus: 1, memory: 256 << 20, tsc: h.TSC, mac: []byte{2, 0, 0, 0, 0, 1}, seccomp: jailed}
-	if err := emptyMemory(l, "ram", hw.memory); err != nil {
+	hw := hardware{arch: runtime.GOARCH, accel: accel, cpus: 1, memory: 256 << 20, tsc: h.TSC, mac: []byte{2, 0, 0, 0, 0, 1}, seccomp: jailed, shared: h.Shared}
+	base, err := emptyMemory(l, hw.memory)
+	if err != nil {
 		return err
 	}
+	defer base.Close()
 	files := map[string]string{"vmlinuz": Kernels(cacheDir).Path(h.kernel.Name, "vmlinuz")}
 	hw.ram, hw.kernel = l.seen("ram"), l.seenKernel(files["vmlinuz"], "vmlinuz")
 	ctx, cancel := context.WithTimeout(ctx, limit)

@@ -88,7 +88,13 @@ func memorySize(limit int64) int64 {
 	if limit <= 0 {
 		limit = defaultMemory
 	}
-	return max(limit, minMemory) >> 20 << 20
+	size := max(limit, minMemory) >> 20 << 20
+	if size == 2<<30 {
+		// With just that much QEMU 10.0 lays the initramfs over the firmware's
+		// tables, and the kernel hangs; with more or less it does not.
+		size -= 1 << 20
+	}
+	return size
 }
 
 // undoList runs its functions last to first.

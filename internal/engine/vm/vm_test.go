@@ -42,21 +42,40 @@ func TestArguments(t *testing.T) {
 	}
 }
 
+func TestMemorySize(t *testing.T) {
+	const mib = 1 << 20
+	for limit, want := range map[int64]int64{
+		0:           2047 * mib, // the default; see below
+		1:           64 * mib,
+		100*mib + 1: 100 * mib,
+		2047 * mib:  2047 * mib,
+		2048 * mib:  2047 * mib, // a kernel hangs with just that much
+		2049 * mib:  2049 * mib,
+	} {
+		if got := vm.MemorySize(limit); got != want {
+			t.Errorf("a limit of %d bytes makes a machine of %d, want %d", limit, got, want)
+		}
+	}
+}
+
 func TestParseVersion(t *testing.T) {
 	for _, tt := range []struct {
 		out, want string
+		shared    bool // it can map a file that it may only read
 		kind      box.Kind
 	}{
-		{"QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)\nCopyright", "7.2.22", ""},
-		{"QEMU emulator version 10.0.0\n", "10.0.0", ""},
-		{"QEMU emulator version 6.2.0 (Debian)", "", box.Unsupported},
-		{"QEMU emulator version 7.1.0", "", box.Unsupported},
-		{"hello", "", box.Unsupported},
-		{"", "", box.Unsupported},
+		{"QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)\nCopyright", "7.2.22", false, ""},
+		{"QEMU emulator version 8.1.3", "8.1.3", false, ""},
+		{"QEMU emulator version 8.2.0", "8.2.0", true, ""},
+		{"QEMU emulator version 10.0.0\n", "10.0.0", true, ""},
+		{"QEMU emulator version 6.2.0 (Debian)", "", false, box.Unsupported},
+		{"QEMU emulator version 7.1.0", "", false, box.Unsupported},
+		{"hello", "", false, box.Unsupported},
+		{"", "", false, box.Unsupported},
 	} {
-		got, err := vm.ParseVersion("qemu", []byte(tt.out))
-		if got != tt.want || (err == nil) != (tt.kind == "") || err != nil && box.KindOf(err) != tt.kind {
-			t.Errorf("%.30q gives %q, %v", tt.out, got, err)
+		got, shared, err := vm.ParseVersion("qemu", []byte(tt.out))
+		if got != tt.want || shared != tt.shared || (err == nil) != (tt.kind == "") || err != nil && box.KindOf(err) != tt.kind {
+			t.Errorf("%.30q gives %q, %t, %v", tt.out, got, shared, err)
 		}
 	}
 }
