@@ -181,12 +181,24 @@ type source struct {
 func writeCapture(ctx context.Context, m *machine, p *vmProcess, dir string, of source) (err error) {
 	memory := filepath.Join(dir, memoryFile)
 	// What the machine started from never changes, so it is copied while the
-	// machine runs.
+	// machine runs, and so is most of what it has changed.
 	if err := copyOpen(ctx, memory, p.base); err != nil {
 		return fmt.Errorf("memory: %w", err)
 	}
 	// QEMU may run as somebody else, and only gets to see this one file.
 	if err := os.Chmod(memory, 0o644); err != nil {
+		return fmt.Errorf("memory: %w", err)
+	}
+	diff, err := newDiffer(p.cmd.Process.Pid, p.base, memory)
+	if err != nil {
+		return fmt.Errorf("memory: %w", err)
+	}
+	defer func() {
+		if cerr := diff.close(); err == nil && cerr != nil {
+			err = fmt.Errorf("memory: %w", cerr)
+		}
+	}()
+	if err := diff.copyRunning(ctx); err != nil {
 		return fmt.Errorf("memory: %w", err)
 	}
 	if !of.paused {
@@ -206,7 +218,7 @@ func writeCapture(ctx context.Context, m *machine, p *vmProcess, dir string, of 
 	if err := p.do(ctx, "xen-save-devices-state", args, nil); err != nil {
 		return err
 	}
-	if err := addChangedMemory(ctx, p.cmd.Process.Pid, p.base, memory); err != nil {
+	if err := diff.update(ctx); err != nil {
 		return fmt.Errorf("memory: %w", err)
 	}
 	if of.disk != nil {

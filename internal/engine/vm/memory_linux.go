@@ -2,14 +2,16 @@ package vm
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -66,70 +68,151 @@ const (
 	pageOfFile  = 1 << 61
 )
 
-// addChangedMemory writes the pages that the stopped process pid has changed
-// since it mapped the file base, private to itself, into the file memory.
-func addChangedMemory(ctx context.Context, pid int, base *os.File, memory string) error {
+// differ writes what a process has changed of a file, since it mapped it private
+// to itself, into a copy of that file. It is used twice: while the process runs,
+// which writes nearly all of it, and once the process is stopped, which has to
+// write little then and mostly compares.
+type differ struct {
+	pid     int
+	regions []region
+	pagemap *os.File
+	mem     *os.File
+	out     *os.File
+	page    int64
+	empty   bool // the file was all zero: a page of zeros is no change
+}
+
+// newDiffer opens what is needed for the process pid, which has mapped the file
+// base, and for the copy at the path memory.
+func newDiffer(pid int, base *os.File, memory string) (_ *differ, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(base.Fd()), &st); err != nil {
-		return err
+		return nil, err
 	}
-	maps, err := regions(pid, st.Ino)
-	if err != nil {
-		return err
+	d := &differ{pid: pid, page: int64(os.Getpagesize()), empty: st.Blocks == 0}
+	defer func() {
+		if err != nil {
+			d.close()
+		}
+	}()
+	if d.regions, err = regions(pid, st.Ino); err != nil {
+		return nil, err
 	}
 	var mapped int64
-	for _, r := range maps {
+	for _, r := range d.regions {
 		mapped += r.end - r.start
 	}
 	if mapped < st.Size {
-		return fmt.Errorf("only %d of %d bytes of the machine's memory were found", mapped, st.Size)
+		return nil, fmt.Errorf("only %d of %d bytes of the machine's memory were found", mapped, st.Size)
 	}
-	pagemap, err := os.Open(fmt.Sprintf("/proc/%d/pagemap", pid))
-	if err != nil {
-		return err
+	if d.pagemap, err = os.Open(fmt.Sprintf("/proc/%d/pagemap", pid)); err != nil {
+		return nil, err
 	}
-	defer pagemap.Close()
-	mem, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
-	if err != nil {
-		return err
+	if d.mem, err = os.Open(fmt.Sprintf("/proc/%d/mem", pid)); err != nil {
+		return nil, err
 	}
-	defer mem.Close()
-	out, err := os.OpenFile(memory, os.O_RDWR, 0)
-	if err != nil {
-		return err
+	d.out, err = os.OpenFile(memory, os.O_RDWR, 0)
+	return d, err
+}
+
+// close ends it; the error is that of what was written.
+func (d *differ) close() error {
+	for _, f := range []*os.File{d.pagemap, d.mem} {
+		if f != nil {
+			f.Close()
+		}
 	}
-	defer out.Close()
-	d := differ{pagemap: pagemap, mem: mem, out: out, page: int64(os.Getpagesize()), empty: st.Blocks == 0}
-	for _, r := range maps {
-		if err := d.copy(ctx, r); err != nil {
+	if d.out == nil {
+		return nil
+	}
+	return d.out.Close()
+}
+
+// copyRunning copies the changed pages of a process that may go on to change
+// them: which were changed meanwhile, update finds.
+func (d *differ) copyRunning(ctx context.Context) error {
+	c := d.copier(func(b []byte, off int64) error { return d.write(b, off) })
+	for _, r := range d.regions {
+		if err := c.copy(ctx, r); err != nil {
 			return err
 		}
 	}
-	return out.Close()
+	return nil
 }
 
-// differ copies changed pages.
-type differ struct {
-	pagemap, mem io.ReaderAt
-	out          io.WriterAt
-	page         int64
-	empty        bool // the file was all zero: a page of zeros is no change
+// updaters bounds how many processors update uses: those of the machine, which
+// is stopped.
+const updaters = 4
+
+// updatePiece is what one of them does at a time, in bytes.
+const updatePiece = 32 << 20
+
+// update makes the copy equal to the memory of the process, which is stopped
+// and was copied before.
+func (d *differ) update(ctx context.Context) error {
+	pieces := make(chan region)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var workers sync.WaitGroup
+	for range min(runtime.NumCPU(), updaters) {
+		workers.Go(func() {
+			old := make([]byte, pageRun)
+			c := d.copier(func(b []byte, off int64) error {
+				was := old[:len(b)]
+				if _, err := d.out.ReadAt(was, off); err != nil {
+					return err
+				}
+				if bytes.Equal(was, b) {
+					return nil
+				}
+				_, err := d.out.WriteAt(b, off)
+				return err
+			})
+			for r := range pieces {
+				if err := c.copy(ctx, r); err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	for _, r := range d.regions {
+		for at := r.start; at < r.end; at += updatePiece {
+			pieces <- region{start: at, end: min(at+updatePiece, r.end), offset: r.offset + at - r.start}
+		}
+	}
+	close(pieces)
+	workers.Wait()
+	return context.Cause(ctx)
 }
 
-// copy copies the changed pages of one region.
-func (d *differ) copy(ctx context.Context, r region) error {
-	const batch = 64 << 10 // entries
-	entries := make([]byte, batch*8)
-	buf := make([]byte, 1<<20)
+// pageRun is how much is copied at once, in bytes.
+const pageRun = 256 << 10
+
+// copier finds changed pages. Each goroutine has its own.
+type copier struct {
+	*differ
+	entries []byte // of the page map
+	buf     []byte
+	take    func(b []byte, off int64) error // is given changed pages, by their place in the file
+}
+
+func (d *differ) copier(take func(b []byte, off int64) error) *copier {
+	const batch = 8 << 10 // entries
+	return &copier{differ: d, entries: make([]byte, batch*8), buf: make([]byte, pageRun), take: take}
+}
+
+// copy takes the changed pages of one region.
+func (d *copier) copy(ctx context.Context, r region) error {
 	for at := r.start; at < r.end; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		count := min(batch, (r.end-at)/d.page)
+		count := min(int64(len(d.entries)/8), (r.end-at)/d.page)
 		if count == 0 {
 			break
 		}
-		if _, err := d.pagemap.ReadAt(entries[:count*8], at/d.page*8); err != nil {
+		entries := d.entries[:count*8]
+		if _, err := d.pagemap.ReadAt(entries, at/d.page*8); err != nil {
 			return fmt.Errorf("page map: %w", err)
 		}
 		for n := int64(0); n < count; n++ {
@@ -137,15 +220,15 @@ func (d *differ) copy(ctx context.Context, r region) error {
 				continue
 			}
 			run := int64(1)
-			for n+run < count && (run+1)*d.page <= int64(len(buf)) && changed(entries, n+run) {
+			for n+run < count && (run+1)*d.page <= int64(len(d.buf)) && changed(entries, n+run) {
 				run++
 			}
 			addr := at + n*d.page
-			piece := buf[:run*d.page]
+			piece := d.buf[:run*d.page]
 			if _, err := d.mem.ReadAt(piece, addr); err != nil {
 				return fmt.Errorf("read memory: %w", err)
 			}
-			if err := d.write(piece, r.offset+addr-r.start); err != nil {
+			if err := d.take(piece, r.offset+addr-r.start); err != nil {
 				return err
 			}
 			n += run - 1
