@@ -19,7 +19,8 @@ import (
 // bounds that too, except for Dial, where it bounds only the dialing.
 type Driver interface {
 	// Create checks spec whole, makes the box durable and returns it in state
-	// Created. It does not boot it. Half-made boxes do not stay behind.
+	// Created, or Running where it was booted ahead. It does not boot it.
+	// Half-made boxes do not stay behind.
 	Create(ctx context.Context, spec Spec) (Info, error)
 	// Get finds a box by id, unique beginning of an id (at least 4
 	// characters) or name.

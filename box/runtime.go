@@ -21,6 +21,7 @@ func New(d Driver) *Runtime { return &Runtime{driver: d} }
 
 // Create checks spec whole, writes the box down and returns a handle on it. It
 // may pull the image, but does not boot the box: the first use does, or Start.
+// (A driver may have booted one ahead; such a box runs already.)
 // A name that is taken is an error of kind Exists. Nothing stays behind when
 // Create fails. The spec is copied.
 func (r *Runtime) Create(ctx context.Context, spec Spec) (*Box, error) {

@@ -23,7 +23,7 @@ import (
 )
 
 // Create checks the spec against this machine, resolves the image and writes
-// the box down.
+// the box down, or makes one that was booted ahead the box.
 func (d *driver) Create(ctx context.Context, spec box.Spec) (box.Info, error) {
 	info, err := d.create(ctx, spec)
 	if err != nil {
@@ -79,7 +79,7 @@ func (d *driver) create(ctx context.Context, spec box.Spec) (box.Info, error) {
 	values := takeValues(&spec)
 	rec.Spec = spec
 	rec.Hostname = spec.Hostname
-	if adopted, ok, err := d.warm.adopt(ctx, rec); ok || err != nil {
+	if adopted, ok, err := d.adopt(ctx, rec); ok || err != nil {
 		return adopted.Info(), err
 	}
 	_, rec, err = d.home.Create(rec)

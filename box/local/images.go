@@ -112,10 +112,23 @@ func (i images) Tag(ctx context.Context, ref, name string) error {
 
 func (i images) Remove(ctx context.Context, ref string) error {
 	_, err := i.d.store.Remove(ctx, ref, i.d.imageUsers)
+	if box.KindOf(err) != box.Conflict {
+		return err
+	}
+	// Perhaps it is used by nothing but a box booted ahead, which is nobody's.
+	if had, gerr := i.d.warm.giveUp(ctx); gerr != nil || !had {
+		return cmp.Or(gerr, err)
+	}
+	_, err = i.d.store.Remove(ctx, ref, i.d.imageUsers)
 	return err
 }
 
 func (i images) Prune(ctx context.Context, all bool) (int64, error) {
+	if all { // what is used by a box booted ahead is used by nobody
+		if _, err := i.d.warm.giveUp(ctx); err != nil {
+			return 0, err
+		}
+	}
 	out, err := i.d.store.Prune(ctx, i.d.imageUsers, image.PruneOptions{All: all})
 	return out.Freed, err
 }
@@ -129,7 +142,7 @@ func (d *driver) imageUsers(digest string) ([]string, error) {
 	var names []string
 	for _, id := range ids {
 		if rec, err := d.home.Box(id).Load(); err == nil && rec.Digest == digest {
-			names = append(names, cmp.Or(rec.Name, "a box booted ahead"))
+			names = append(names, cmp.Or(rec.Name, "a box that a running program keeps booted ahead"))
 		}
 	}
 	return names, nil

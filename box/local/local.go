@@ -6,6 +6,9 @@
 // process of its own; everybody else connects to it. So any number of programs
 // may use one home, and one box, at the same time.
 //
+// A program that creates boxes one after the other does not wait for each boot:
+// from the second one on, the next is booted ahead; see Config.Warm.
+//
 // This package links no engine. It starts the helper program, which is found
 // by, in this order: Config.Helper; the environment variable HUTCH_HELPER; the
 // running program itself, if it called embed.Init first in main (package
@@ -48,12 +51,26 @@ type Config struct {
 	// It is called from several goroutines, one at a time.
 	Progress func(box.PullProgress)
 	// Warm is how many boxes are kept booted ahead, so that Create has one at
-	// once. They are of the kind created last: same image, limits, environment,
+	// once.
+	//
+	// Zero: one, while it is of use. Nothing is booted ahead by Open or for
+	// the first box. When two Creates in a row ask for the same kind of box
+	// within a minute, one more of that kind is booted as soon as the second
+	// one's own boot has ended and no other boot of this runtime is under way,
+	// and again whenever a Create has adopted it. It ends when no Create asked
+	// for that kind for a minute, or two in a row asked for another. Never
+	// when machines are emulated ([box.IsolationEmulation]), since they cost
+	// CPU time while they idle, nor for a RootFS, which may change meanwhile.
+	//
+	// More: that many, from the first Create on, as long as the runtime is
+	// open. Less: none.
+	//
+	// They are of the kind created last: same image, limits, environment,
 	// directory, user and network; names and labels do not matter. A box with
 	// volumes, ports, links, secrets or a main command is never one of them. Each takes what an idle box
 	// takes, some 60 MB; nobody sees it, and it ends when it is adopted, when
-	// another kind is asked for, with Close, or with this program. A box that
-	// was booted ahead is Running when Create returns. Zero: none.
+	// another kind is kept, with Close, or with this program. A box that
+	// was booted ahead is Running when Create returns.
 	Warm int
 }
 
@@ -118,9 +135,7 @@ func newDriver(ctx context.Context, cfg Config) (*driver, error) {
 	if _, err := home.Recover(ctx); err != nil {
 		return nil, fmt.Errorf("tidy up %s: %w", home.Dir(), err)
 	}
-	if cfg.Warm > 0 {
-		d.warm = newPool(context.WithoutCancel(ctx), d, cfg.Warm)
-	}
+	d.warm = newPool(context.WithoutCancel(ctx), d, cfg.Warm)
 	return d, nil
 }
 
@@ -278,7 +293,9 @@ func (d *driver) Remove(ctx context.Context, id string, force bool) error {
 	d.mu.Lock()
 	delete(d.secrets, id)
 	d.mu.Unlock()
-	d.home.Emit(box.Event{Action: "remove", ID: id, Name: rec.Name})
+	if !rec.Spare { // nobody's box has no events
+		d.home.Emit(box.Event{Action: "remove", ID: id, Name: rec.Name})
+	}
 	return nil
 }
 

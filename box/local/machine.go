@@ -109,13 +109,19 @@ func (m *machine) up(ctx context.Context, how bootMode) (*session, error) {
 	if s := m.current(); s != nil {
 		return s, nil
 	}
-	s, err := m.boot(ctx, how)
+	s, err := m.bootAsked(ctx, how)
 	if err != nil {
 		return nil, err
 	}
-	// Not earlier: a box that somebody waits for comes first.
-	m.d.warm.refill()
 	return m.keep(s)
+}
+
+// bootAsked is boot for somebody who waits for the box; spares wait for that.
+func (m *machine) bootAsked(ctx context.Context, how bootMode) (*session, error) {
+	booted := m.d.warm.booting()
+	s, err := m.boot(ctx, how)
+	booted(err == nil)
+	return s, err
 }
 
 // current returns the session if the box still runs in it.
@@ -304,7 +310,7 @@ func (m *machine) StartMain(ctx context.Context, opts box.AttachOptions) (box.Pr
 	if len(rec.Main) == 0 {
 		return nil, &box.Error{Kind: box.Invalid, Op: "start", Object: rec.Name, Err: errors.New("it has no main command"), Hint: "create it with a command"}
 	}
-	s, err := m.boot(ctx, follow)
+	s, err := m.bootAsked(ctx, follow)
 	if err != nil {
 		return nil, err
 	}

@@ -3,8 +3,6 @@ package local
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"reflect"
 	"slices"
 	"sync"
@@ -14,34 +12,69 @@ import (
 	"github.com/hutch-sandbox/hutch/internal/boxdir"
 )
 
-// pool keeps boxes booted ahead (Config.Warm). A spare is an ephemeral box
-// without a name that this process holds the only lease on: should the process
-// die, its keeper ends and removes it. A nil pool has none.
+// spareIdle is how close to each other two Creates have to be for a runtime
+// that boots ahead by itself to begin with that, and how long it keeps a box
+// that no Create asks for. Long enough for an agent that thinks between two
+// boxes; short enough that a program which is done with them does not hold the
+// memory of one.
+const spareIdle = time.Minute
+
+// pool decides which boxes are kept booted ahead (Config.Warm), and keeps them
+// so. A nil pool has none.
+//
+// One goroutine, the worker, boots and ends them. It runs from the first box
+// that is wanted until close, which waits for it; nobody else waits for a spare.
 type pool struct {
-	d    *driver
-	size int
+	maker maker
+	size  int // of Config.Warm: how many are kept, or 0 for one while boxes of its kind are asked for
 
 	ctx    context.Context
 	cancel context.CancelFunc
 	wake   chan struct{} // holds one wish to look again
 	worker sync.WaitGroup
 
-	mu    sync.Mutex // guards those below
-	kind  string     // of the spares that are wanted; "" before the first Create
-	like  boxdir.Record
-	ready []spare
+	mu      sync.Mutex // guards those below
+	closed  bool
+	working bool // the worker was started
+	boots   int  // boots under way that somebody waits for
+	due     bool // a spare may boot: whoever waited for a box has it, and the last one ahead did not fail
+	want    demand
+	stop    context.CancelFunc // ends the boot that the worker is at; nil: it is at none
+	ready   []spare
+	waste   []spare         // to be ended
+	gone    []chan struct{} // closed when none is left to be ended
 }
 
-// spare is one booted box.
+// demand is what Creates ask for.
+type demand struct {
+	last   string    // kind of the last Create
+	lastAt time.Time // and when that was
+	kind   string    // of the spares that are wanted; "" for none
+	like   boxdir.Record
+	until  time.Time // when they are wanted no longer; not if there is a size
+}
+
+// spare is one booted box. It is an ephemeral box without a name that this
+// process holds the only lease on: should the process die, its keeper ends and
+// removes it.
 type spare struct {
 	id, kind string
 	s        *session
 }
 
-func newPool(ctx context.Context, d *driver, size int) *pool {
-	p := &pool{d: d, size: size, wake: make(chan struct{}, 1)}
+// maker makes spares and ends them: the driver.
+type maker interface {
+	bootSpare(ctx context.Context, like boxdir.Record) (id string, s *session, err error)
+	endSpare(ctx context.Context, id string, s *session)
+}
+
+// newPool makes the pool of Config.Warm.
+func newPool(ctx context.Context, m maker, size int) *pool {
+	if size < 0 {
+		return nil
+	}
+	p := &pool{maker: m, size: size, wake: make(chan struct{}, 1)}
 	p.ctx, p.cancel = context.WithCancel(ctx)
-	p.worker.Go(p.work)
 	return p
 }
 
@@ -55,43 +88,28 @@ func (p *pool) count() int {
 	return len(p.ready)
 }
 
-// refill has the pool look whether spares are missing.
-func (p *pool) refill() {
-	if p == nil {
-		return
-	}
-	select {
-	case p.wake <- struct{}{}:
-	default:
-	}
-}
-
 // close ends the pool and its spares.
 func (p *pool) close() {
 	if p == nil {
 		return
 	}
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
 	p.cancel()
 	p.worker.Wait()
 	p.mu.Lock()
-	ready := p.ready
-	p.ready, p.kind = nil, ""
+	left := append(p.ready, p.waste...)
+	p.ready, p.waste, p.want = nil, nil, demand{}
 	p.mu.Unlock()
-	p.drop(ready)
+	p.end(left)
 }
 
-// drop ends spares that nobody wants.
-func (p *pool) drop(spares []spare) {
+// end ends spares that nobody wants.
+func (p *pool) end(spares []spare) {
 	var wg sync.WaitGroup
 	for _, sp := range spares {
-		wg.Go(func() {
-			// Without its last lease the keeper would end too, but only the
-			// removal waits for that.
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), 30*time.Second)
-			defer cancel()
-			_ = p.d.Remove(ctx, sp.id, true)
-			_ = sp.s.close()
-		})
+		wg.Go(func() { p.maker.endSpare(context.WithoutCancel(p.ctx), sp.id, sp.s) })
 	}
 	wg.Wait()
 }
@@ -120,7 +138,7 @@ func spareKind(rec boxdir.Record) (boxdir.Record, string) {
 	rec = boxdir.Record{
 		Spare: true, State: box.Created, Spec: like,
 		Image: rec.Image, Digest: rec.Digest, Tree: rec.Tree, Config: rec.Config,
-		Engine: rec.Engine, Isolation: rec.Isolation, Limits: rec.Limits,
+		Engine: rec.Engine, Isolation: rec.Isolation, Accelerator: rec.Accelerator, Limits: rec.Limits,
 	}
 	kind, err := json.Marshal(rec)
 	if err != nil {
@@ -129,51 +147,73 @@ func spareKind(rec boxdir.Record) (boxdir.Record, string) {
 	return rec, string(kind)
 }
 
-// adopt makes a spare of rec's kind the box that rec describes; ok says whether
-// there was one. Either way the pool will have more of that kind. A name that
-// is taken is an error.
-func (p *pool) adopt(ctx context.Context, rec boxdir.Record) (_ boxdir.Record, ok bool, err error) {
+// worthIt is whether a box like rec may be booted ahead without having been
+// asked for: an emulated machine costs CPU time while it idles, and a folder of
+// the host may have changed when the Create comes.
+func worthIt(rec boxdir.Record) bool {
+	return rec.Isolation != box.IsolationEmulation && rec.Spec.RootFS == ""
+}
+
+// asked tells that a box like rec is created, which decides what is wanted from
+// now on, and returns the kind of the spares that could become it, if any.
+func (p *pool) asked(rec boxdir.Record) (kind string) {
 	if p == nil {
-		return rec, false, nil
+		return ""
 	}
 	like, kind := spareKind(rec)
-	if kind == "" {
-		return rec, false, nil
+	if kind == "" || p.size == 0 && !worthIt(rec) {
+		return ""
 	}
 	p.mu.Lock()
-	p.like, p.kind = like, kind
+	defer p.mu.Unlock()
+	now := time.Now()
+	again := kind == p.want.kind || kind == p.want.last && now.Sub(p.want.lastAt) <= spareIdle
+	p.want.last, p.want.lastAt = kind, now
+	if p.closed || p.size == 0 && !again {
+		return kind
+	}
+	p.want.kind, p.want.like, p.want.until = kind, like, now.Add(spareIdle)
+	if p.size == 0 {
+		p.due = false // this box comes first
+	}
+	if !p.working {
+		p.working = true
+		p.worker.Go(p.work)
+	}
+	return kind
+}
+
+// booting tells that a box is about to boot that somebody waits for; the
+// function that it returns, how that went.
+func (p *pool) booting() (booted func(ok bool)) {
+	if p == nil {
+		return func(bool) {}
+	}
+	p.mu.Lock()
+	p.boots++
 	p.mu.Unlock()
-	for {
-		sp, found := p.take(kind)
-		if !found {
-			return rec, false, nil // the box's own boot refills
-		}
-		adopted, err := p.d.home.Adopt(sp.id, rec, func(r boxdir.Record) error {
-			return sp.s.client.Identify(ctx, r.Hostname)
-		})
-		if err == nil {
-			err = p.d.hand(sp)
-		}
-		switch {
-		case err == nil:
-			p.refill()
-			p.d.home.Emit(box.Event{Action: "create", ID: adopted.ID, Name: adopted.Name, Attrs: map[string]string{"image": adopted.Image}})
-			p.d.home.Emit(box.Event{Action: "start", ID: adopted.ID, Name: adopted.Name})
-			return adopted, true, nil
-		case errors.Is(err, box.ErrExists):
-			p.put(sp)
-			return rec, false, err
-		}
-		// It died, or does not answer: not this caller's trouble.
-		p.drop([]spare{sp})
-		if ctx.Err() != nil {
-			return rec, false, ctx.Err()
-		}
+	return func(ok bool) {
+		p.mu.Lock()
+		p.boots--
+		p.due = p.due || ok
+		p.mu.Unlock()
+		p.look()
+	}
+}
+
+// look has the worker look for what is to be done.
+func (p *pool) look() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
 	}
 }
 
 // take returns a living spare.
 func (p *pool) take(kind string) (spare, bool) {
+	if p == nil || kind == "" {
+		return spare{}, false
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for n, sp := range p.ready {
@@ -185,91 +225,152 @@ func (p *pool) take(kind string) (spare, bool) {
 	return spare{}, false
 }
 
-func (p *pool) put(sp spare) {
+// taken tells that a spare has become somebody's box, and is to be replaced.
+func (p *pool) taken() {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ready = append(p.ready, sp)
+	p.due = true
+	p.mu.Unlock()
+	p.look()
 }
 
-// hand keeps the lease on an adopted box until its handle is made.
-func (d *driver) hand(sp spare) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return &box.Error{Kind: box.Unavailable, Op: "runtime", Err: errors.New("it was closed"), Hint: "open it again"}
+// put gives a spare back. One that is no good is ended.
+func (p *pool) put(sp spare, good bool) {
+	p.mu.Lock()
+	closed := p.closed
+	switch {
+	case closed:
+	case good:
+		p.ready = append(p.ready, sp)
+	default:
+		p.waste = append(p.waste, sp)
 	}
-	d.handed[sp.id] = sp.s
-	return nil
+	p.mu.Unlock()
+	if closed { // too late for the worker
+		p.end([]spare{sp})
+		return
+	}
+	p.look()
 }
 
-// work boots what is missing whenever it is asked to. It gives up at the first
-// failure until it is asked again: Create will meet the same trouble, and say
-// so.
+// giveUp ends the spares and waits until they are gone: somebody removes what
+// they stand on. Later Creates decide anew. had is whether there may have been
+// one.
+func (p *pool) giveUp(ctx context.Context) (had bool, err error) {
+	if p == nil {
+		return false, nil
+	}
+	p.mu.Lock()
+	had = p.working && !p.closed
+	p.want = demand{}
+	if p.stop != nil {
+		p.stop()
+	}
+	gone := make(chan struct{})
+	if had {
+		p.gone = append(p.gone, gone)
+	}
+	p.mu.Unlock()
+	if !had {
+		return false, nil
+	}
+	p.look()
+	select {
+	case <-gone:
+	case <-p.ctx.Done():
+	case <-ctx.Done():
+		return true, ctx.Err()
+	}
+	return true, nil
+}
+
+// work boots what is missing and ends what is unwanted. It gives up at the
+// first failure until a box that somebody waited for has booted: its Create
+// will have met the same trouble, and said so.
 func (p *pool) work() {
-	for {
+	expiry := time.NewTimer(spareIdle)
+	defer expiry.Stop()
+	for p.ctx.Err() == nil {
+		end, more, rest := p.next()
+		switch {
+		case len(end) > 0:
+			p.end(end)
+			continue
+		case more:
+			p.bootOne()
+			continue
+		}
+		var expired <-chan time.Time
+		if rest > 0 {
+			expiry.Reset(rest)
+			expired = expiry.C
+		}
 		select {
 		case <-p.ctx.Done():
-			return
 		case <-p.wake:
-		}
-		for p.ctx.Err() == nil {
-			like, kind, more := p.sort()
-			if !more {
-				break
-			}
-			sp, err := p.boot(like, kind)
-			if err != nil {
-				break
-			}
-			p.put(sp)
+		case <-expired:
 		}
 	}
 }
 
-// sort drops the spares of other kinds and the dead, and tells whether one is
-// missing.
-func (p *pool) sort() (like boxdir.Record, kind string, more bool) {
+// next tells the worker what to do: to end these, else to boot one more, else
+// to rest until it is woken or that time has passed (0: without end).
+func (p *pool) next() (end []spare, more bool, rest time.Duration) {
 	p.mu.Lock()
-	var good, bad []spare
-	for _, sp := range p.ready {
-		if sp.kind == p.kind && !sp.s.over() {
-			good = append(good, sp)
-		} else {
-			bad = append(bad, sp)
-		}
+	defer p.mu.Unlock()
+	left := time.Until(p.want.until)
+	if p.size == 0 && left <= 0 {
+		p.want.kind = ""
 	}
-	p.ready = good
-	like, kind, more = p.like, p.kind, p.kind != "" && len(good) < p.size
-	p.mu.Unlock()
-	p.drop(bad)
-	return like, kind, more
+	end, p.waste = p.waste, nil
+	p.ready = slices.DeleteFunc(p.ready, func(sp spare) bool {
+		bad := sp.kind != p.want.kind || sp.s.over()
+		if bad {
+			end = append(end, sp)
+		}
+		return bad
+	})
+	if len(end) > 0 {
+		return end, false, 0
+	}
+	if p.size == 0 {
+		// Not beside boots that somebody waits for.
+		more = p.boots == 0 && len(p.ready) == 0
+	} else {
+		more = len(p.ready) < p.size
+	}
+	if more && p.due && p.want.kind != "" {
+		return nil, true, 0
+	}
+	for _, gone := range p.gone {
+		close(gone)
+	}
+	p.gone = nil
+	if p.size == 0 && p.want.kind != "" {
+		rest = left
+	}
+	return nil, false, rest
 }
 
-// boot makes one spare.
-func (p *pool) boot(like boxdir.Record, kind string) (sp spare, err error) {
-	if like.Digest != "" {
-		// Until the box is written down, and so a user of the image.
-		lease, err := p.d.store.Lease(p.ctx, like.Digest)
-		if err != nil {
-			return sp, err
-		}
-		defer func() { _ = lease.Close() }()
+// bootOne boots a spare of the wanted kind, if that is still one.
+func (p *pool) bootOne() {
+	ctx, stop := context.WithCancel(p.ctx)
+	defer stop()
+	p.mu.Lock()
+	like, kind := p.want.like, p.want.kind
+	if kind != "" {
+		p.stop = stop
 	}
-	like.CreatedAt = time.Now().Round(0)
-	b, _, err := p.d.home.Create(like)
+	p.mu.Unlock()
+	if kind == "" {
+		return
+	}
+	id, s, err := p.maker.bootSpare(ctx, like)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stop = nil
 	if err != nil {
-		return sp, err
+		p.due = false
+		return
 	}
-	defer func() {
-		if err != nil {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), 30*time.Second)
-			defer cancel()
-			_ = p.d.Remove(ctx, b.ID(), true)
-		}
-	}()
-	s, err := p.d.machine(b.ID()).boot(p.ctx, wake)
-	if err != nil {
-		return sp, fmt.Errorf("boot ahead: %w", err)
-	}
-	return spare{id: b.ID(), kind: kind, s: s}, nil
+	p.ready = append(p.ready, spare{id: id, kind: kind, s: s})
 }

@@ -1,7 +1,9 @@
 package local
 
 import (
+	"archive/tar"
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +34,7 @@ func TestSpareKind(t *testing.T) {
 		{"name, labels and what happens at the end", rec(box.Spec{Image: "a", Name: "n", Hostname: "h", Labels: map[string]string{"k": "v"},
 			Detach: true, Ephemeral: true, StopTimeout: time.Second}), "plain"},
 		{"another tree", boxdir.Record{Tree: "/other", Spec: box.Spec{Image: "a"}}, "other"},
+		{"another accelerator", boxdir.Record{Tree: "/tree", Accelerator: "kvm", Spec: box.Spec{Image: "a"}}, "other"},
 		{"memory", rec(box.Spec{Image: "a", Memory: 1 << 30}), "other"},
 		{"environment", rec(box.Spec{Image: "a", Env: []string{"A=b"}}), "other"},
 		{"user", rec(box.Spec{Image: "a", User: "nobody"}), "other"},
@@ -53,9 +56,9 @@ func TestSpareKind(t *testing.T) {
 	}
 }
 
-// openWarm opens a runtime that keeps one box booted ahead.
-func openWarm(t *testing.T, home string) (*driver, *box.Runtime) {
-	d, err := newDriver(t.Context(), Config{Home: home, Warm: 1})
+// openWarm opens a runtime that keeps boxes booted ahead.
+func openWarm(t *testing.T, home string, warm int) (*driver, *box.Runtime) {
+	d, err := newDriver(t.Context(), Config{Home: home, Warm: warm})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +105,7 @@ func output(t *testing.T, b *box.Box, script string) string {
 func TestWarm(t *testing.T) {
 	realengine.Need(t, "gvisor")
 	home := testHome(t)
-	d, rt := openWarm(t, home)
+	d, rt := openWarm(t, home, 1)
 	ctx := t.Context()
 	create := func(spec box.Spec) *box.Box {
 		t.Helper()
@@ -177,6 +180,96 @@ func TestWarm(t *testing.T) {
 	}
 	if ids, err := d.home.IDs(); err != nil || len(ids) != 4 {
 		t.Errorf("after Close there are %d boxes (%v), want the 4 that were created", len(ids), err)
+	}
+}
+
+// A program that says nothing about it has a box booted ahead from its second
+// one on, and need not know.
+func TestWarmByDefault(t *testing.T) {
+	realengine.Need(t, "gvisor")
+	home := testHome(t)
+	d, rt := openWarm(t, home, 0)
+	ctx := t.Context()
+	const image = "test:warm"
+	var root bytes.Buffer
+	tw := tar.NewWriter(&root)
+	if err := errors.Join(tw.WriteHeader(&tar.Header{Name: "f", Mode: 0o644}), tw.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := rt.Images().Import(ctx, &root, image, box.ImageConfig{}); err != nil {
+		t.Fatal(err)
+	}
+	create := func() *box.Box {
+		t.Helper()
+		b, err := rt.Create(ctx, box.Spec{Image: image, Pull: box.PullNever})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Stat(ctx, "/f"); err != nil {
+			t.Error(err)
+		}
+		return b
+	}
+	boxes := []*box.Box{create()}
+	d.warm.mu.Lock()
+	if d.warm.working || d.warm.want.kind != "" {
+		t.Error("a box is booted ahead after the first Create")
+	}
+	d.warm.mu.Unlock()
+	boxes = append(boxes, create())
+	first := awaitWarm(t, d)
+	boxes = append(boxes, create())
+	if id := boxes[2].ID(); id != first.ID {
+		t.Errorf("the third box is %s, and not %s, which was booted ahead", id, first.ID)
+	}
+	last := awaitWarm(t, d)
+	if infos, err := rt.List(ctx, box.ListOptions{}); err != nil || len(infos) != len(boxes) {
+		t.Errorf("List shows %d boxes (%v), want %d", len(infos), err, len(boxes))
+	}
+	m, err := rt.Metrics(ctx)
+	if err != nil || m.Boxes != 3 || m.Running != 3 || m.Created != 3 || m.Warm != 1 {
+		t.Errorf("metrics %+v, %v", m, err)
+	}
+	// Nobody's box does not stand in the way of anything.
+	for _, b := range boxes {
+		if err := errors.Join(b.Remove(ctx), b.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := rt.Images().Remove(ctx, image); err != nil {
+		t.Errorf("remove an image that only a box booted ahead uses: %v", err)
+	}
+	if _, err := d.home.Box(last.ID).Load(); !errors.Is(err, box.ErrNotFound) {
+		t.Errorf("the box booted ahead of it: %v, want not found", err)
+	}
+
+	// Another one, which is there at the end.
+	for range 2 {
+		b, err := rt.Create(ctx, box.Spec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		output(t, b, "true")
+		if err := errors.Join(b.Remove(ctx), b.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+	last = awaitWarm(t, d)
+	if err := rt.Close(); err != nil {
+		t.Error(err)
+	}
+	if ids, err := d.home.IDs(); err != nil || len(ids) != 0 {
+		t.Errorf("after Close there are boxes %v (%v)", ids, err)
+	}
+	for _, left := range leftovers(d.home.Dir(), []box.Info{first.Info(), last.Info()}) {
+		t.Errorf("left behind: %s", left)
+	}
+	events, err := os.ReadFile(d.home.Path("events.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(events), last.ID) {
+		t.Errorf("there are events of a box that was nobody's:\n%s", events)
 	}
 }
 
