@@ -22,9 +22,10 @@ type bench struct {
 	work        string // everything that is written, removed at the end
 	disk        string // where contestants without a disk of their own write
 	diskNote    string
-	rt          *box.Runtime
-	image       string // the image's name in the runtime
-	tree        string // its root file system, which all use
+	rt          *box.Runtime // nothing is booted ahead here
+	ahead       ahead        // but here
+	image       string       // the image's name in the runtime
+	tree        string       // its root file system, which all use
 	imageNote   string
 	gvisor      string // version of gVisor that this module uses
 	contestants []contestant
@@ -43,12 +44,13 @@ func newBench(ctx context.Context, o options) (b *bench, err error) {
 	if b.work, err = os.MkdirTemp("", "hutch-bench-"); err != nil {
 		return b, err
 	}
+	b.ahead.home = b.home()
 	version, err := program{args: []string{"go"}}.output(ctx, "list", "-m", "-f", "{{.Version}}", "gvisor.dev/gvisor")
 	if err != nil {
 		return b, err
 	}
 	b.gvisor = strings.TrimSpace(version)
-	if b.rt, err = local.Open(ctx, local.Config{Home: b.home()}); err != nil {
+	if b.rt, err = local.Open(ctx, local.Config{Home: b.home(), Warm: -1}); err != nil {
 		return b, err
 	}
 	if err := b.prepareImage(ctx); err != nil {
@@ -58,7 +60,7 @@ func newBench(ctx context.Context, o options) (b *bench, err error) {
 		return b, fmt.Errorf("disk of the peers: %w", err)
 	}
 	b.native = &native{b: b}
-	b.contestants = []contestant{&hutch{b: b}, &runsc{b: b}, &podman{b: b}}
+	b.contestants = []contestant{&hutch{b: b, byDefault: true}, &runsc{b: b}, &podman{b: b}}
 	if o.trace {
 		b.contestants = b.contestants[:1]
 	}
@@ -75,7 +77,7 @@ func newBench(ctx context.Context, o options) (b *bench, err error) {
 			fmt.Fprintf(os.Stderr, "%s could not run: %v\n", c.name(), err)
 		}
 	}
-	return b, nil
+	return b, b.ahead.close()
 }
 
 // home is the folder of the boxes that are measured.
@@ -96,7 +98,7 @@ func (b *bench) able() []contestant {
 func (b *bench) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	var errs []error
+	errs := []error{b.ahead.close()}
 	for _, c := range b.contestants {
 		if err := c.close(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", c.name(), err))

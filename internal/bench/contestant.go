@@ -24,6 +24,9 @@ type contestant interface {
 	// first makes a new one, runs echo in it and returns the time to the first
 	// byte of output. Removing it again is not timed.
 	first(ctx context.Context) (time.Duration, error)
+	// settle waits for the end of what first has set going beside its own
+	// machine, so that the next one's turn is not measured beside it.
+	settle(ctx context.Context) error
 	// start makes one that idles.
 	start(ctx context.Context) (machine, error)
 	// close removes everything, whatever state it is in.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hutch-sandbox/hutch/box"
@@ -16,6 +17,10 @@ import (
 type hutch struct {
 	b      *bench
 	engine string // "" is gVisor's
+	// byDefault is whether first uses a runtime with the default Config, which
+	// boots a box ahead of a program that makes one after the other. All else
+	// is measured with nothing booted ahead.
+	byDefault bool
 }
 
 func (h *hutch) name() string { return "hutch" }
@@ -24,7 +29,11 @@ func (h *hutch) how() []string {
 	return []string{
 		"`box/local` called from this Go program, the helper is `" + os.Getenv("HUTCH_HELPER") + "`",
 		"create → first output: `rt.Create(ctx, box.Spec{Image: …})`, `b.Command(ctx, \"echo\", \"" + word + "\")`, first byte of its `StdoutPipe`",
-		"booted ahead: the same with `local.Config{Warm: 1}`, once such a box is ready; it is booted between the turns",
+		"that row, and those of creates one after the other, one every 200 ms and at once, have the default `local.Config{}`: from a program's second box of a kind on, one is booted ahead, which the next create finds. " +
+			"The boot ahead is in no figure of a create: it is done while the program does something else",
+		"in create → first output that is the others' turns; before the first of them the boot ahead is waited for, or it would be measured beside it. The runtime's first create is left out; its second, which boots its box as the first does, is not",
+		"in the creates one after the other, one every 200 ms and at once nothing lies between and nothing is waited for: a create that comes before the box booted ahead is there boots its own",
+		"nothing booted ahead: the same in the same turns with `local.Config{Warm: -1}`, which all other rows have, too",
 		"exec: `b.Command(ctx, \"true\").Run()`; copy: `b.WriteStream`, `b.ReadStream`; remove: `b.Remove` of a running box",
 	}
 }
@@ -40,8 +49,17 @@ func (h *hutch) first(ctx context.Context) (time.Duration, error) {
 }
 
 func (h *hutch) firstOf(ctx context.Context, image string) (time.Duration, error) {
-	return firstOutput(ctx, h.b.rt, box.Spec{Image: image, Engine: h.engine})
+	rt := h.b.rt
+	if h.byDefault {
+		var err error
+		if rt, err = h.b.ahead.open(ctx); err != nil {
+			return 0, err
+		}
+	}
+	return firstOutput(ctx, rt, box.Spec{Image: image, Engine: h.engine})
 }
+
+func (h *hutch) settle(ctx context.Context) error { return h.b.ahead.settle(ctx) }
 
 func firstOutput(ctx context.Context, rt *box.Runtime, spec box.Spec) (took time.Duration, err error) {
 	start := time.Now()
@@ -65,47 +83,63 @@ func firstOutput(ctx context.Context, rt *box.Runtime, spec box.Spec) (took time
 	return took, checkWord(got)
 }
 
-// warm is Hutch in a program that keeps one box booted ahead.
-type warm struct {
-	hutch
-	rt *box.Runtime
+// ahead is the runtime with the default Config. Each row has one of its own,
+// since what it boots ahead would be in the way of other rows.
+type ahead struct {
+	home string
+
+	mu    sync.Mutex // guards those below
+	rt    *box.Runtime
+	opens [2]time.Time // the last two times it was asked for, the older one first
 }
 
-// newWarm opens such a runtime on the bench's home and waits for the box.
-func newWarm(ctx context.Context, b *bench) (*warm, error) {
-	rt, err := local.Open(ctx, local.Config{Home: b.home(), Warm: 1})
-	if err != nil {
-		return nil, err
+// open returns the runtime, for one create.
+func (a *ahead) open(ctx context.Context) (*box.Runtime, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.rt == nil {
+		var err error
+		if a.rt, err = local.Open(ctx, local.Config{Home: a.home}); err != nil {
+			return nil, err
+		}
 	}
-	w := &warm{hutch: hutch{b: b}, rt: rt}
-	if _, err = w.first(ctx); err == nil { // tells it which kind
-		err = w.await(ctx)
-	}
-	if err != nil {
-		return nil, errors.Join(err, rt.Close())
-	}
-	return w, nil
+	a.opens = [2]time.Time{a.opens[1], time.Now()}
+	return a.rt, nil
 }
 
-func (w *warm) first(ctx context.Context) (time.Duration, error) {
-	return firstOutput(ctx, w.rt, box.Spec{Image: w.b.image})
-}
-
-// await waits for the box booted ahead.
-func (w *warm) await(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, attempt)
-	defer cancel()
-	for {
-		m, err := w.rt.Metrics(ctx)
+// settle waits until the box is there that is booted ahead. That is one if the
+// last two creates were less than a minute apart, for a minute.
+func (a *ahead) settle(ctx context.Context) error {
+	a.mu.Lock()
+	rt, opens := a.rt, a.opens
+	a.mu.Unlock()
+	if rt == nil || opens[1].Sub(opens[0]) > time.Minute {
+		return nil
+	}
+	for time.Since(opens[1]) < time.Minute {
+		m, err := rt.Metrics(ctx)
 		if err != nil || m.Warm > 0 {
 			return err
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("no box was booted ahead: %w", ctx.Err())
+			return ctx.Err()
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
+	return nil
+}
+
+// close ends the runtime and what it has booted ahead.
+func (a *ahead) close() error {
+	a.mu.Lock()
+	rt := a.rt
+	a.rt, a.opens = nil, [2]time.Time{}
+	a.mu.Unlock()
+	if rt == nil {
+		return nil
+	}
+	return rt.Close()
 }
 
 // drop removes a box also when the measuring was interrupted.

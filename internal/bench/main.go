@@ -158,6 +158,7 @@ func (b *bench) measure(ctx context.Context) (*report, error) {
 		}
 		fmt.Fprintf(os.Stderr, "%s  %s …\n", time.Now().Format(time.TimeOnly), r.name)
 		results, err := r.run(ctx, b)
+		err = errors.Join(err, b.ahead.close())
 		if err == nil {
 			err = ctx.Err()
 		}

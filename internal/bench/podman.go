@@ -132,6 +132,8 @@ func (p *podman) drop(ctx context.Context, id string) error {
 	return p.program().run(ctx, nil, nil, "rm", "--force", "--ignore", "--time", "0", id)
 }
 
+func (p *podman) settle(context.Context) error { return nil }
+
 func (p *podman) start(ctx context.Context) (machine, error) {
 	id := p.newID()
 	if _, err := p.program().output(ctx, append(p.runArgs(id, "--detach"), idle()...)...); err != nil {

@@ -87,34 +87,33 @@ func limited(ctx context.Context, f func(context.Context) error) (failure, end e
 
 func measureFirst(ctx context.Context, b *bench) ([]*result, error) {
 	res := newResult("first", "create → first output", "ms")
-	// The same turns of the peers, beside a program that has boxes booted
-	// ahead: no peer has the like.
-	ahead := newResult("first", "create → first output, a box booted ahead", "ms")
-	h, err := newWarm(ctx, b)
-	if err != nil {
+	// The same turns of the peers, beside a program that nothing is booted
+	// ahead of.
+	cold := newResult("first", "create → first output, nothing booted ahead", "ms")
+	h := &hutch{b: b}
+	// The first box of a program is never one that was booted ahead.
+	if err := oneFirst(ctx, b.contestants[0].first, &sample{}); err != nil {
 		return nil, err
 	}
-	defer func() { _ = h.rt.Close() }()
 	for range b.opts.rounds {
 		for _, c := range b.able() {
 			var one sample
 			if err := oneFirst(ctx, c.first, &one); err != nil {
 				return nil, err
 			}
+			if err := c.settle(ctx); err != nil {
+				return nil, err
+			}
 			res.of(c.name()).merge(one)
 			if c.name() != h.name() {
-				ahead.of(c.name()).merge(one)
+				cold.of(c.name()).merge(one)
 			}
 		}
-		if err := oneFirst(ctx, h.first, ahead.of(h.name())); err != nil {
-			return nil, err
-		}
-		// The next one is booted before the others' turn, not during it.
-		if err := h.await(ctx); err != nil {
+		if err := oneFirst(ctx, h.first, cold.of(h.name())); err != nil {
 			return nil, err
 		}
 	}
-	return []*result{res, ahead}, nil
+	return []*result{res, cold}, nil
 }
 
 func oneFirst(ctx context.Context, first func(context.Context) (time.Duration, error), s *sample) error {
@@ -127,12 +126,14 @@ func oneFirst(ctx context.Context, first func(context.Context) (time.Duration, e
 	return end
 }
 
-// measureBuiltin is for Hutch alone: the others have no image of their own.
+// measureBuiltin is for Hutch alone: the others have no image of their own. So
+// no turns of theirs lie between two creates, in which one could be booted
+// ahead.
 func measureBuiltin(ctx context.Context, b *bench) ([]*result, error) {
 	if b.image == "builtin" {
 		return nil, nil // measured as the common image
 	}
-	res := newResult("builtin", "create → first output, builtin image", "ms")
+	res := newResult("builtin", "create → first output, builtin image, nothing booted ahead", "ms")
 	h := &hutch{b: b}
 	first := func(ctx context.Context) (time.Duration, error) { return h.firstOf(ctx, "builtin") }
 	if err := oneFirst(ctx, first, &sample{}); err != nil { // makes the image
@@ -220,14 +221,18 @@ func measureExec(ctx context.Context, b *bench) ([]*result, error) {
 
 // measureSequential, measureStaggered and measureBurst follow the procedure of
 // the ComputeSDK benchmark: time to the first output of a new machine, one
-// after the other, one every 200 ms, and all at once.
+// after the other, one every 200 ms, and all at once. Each contestant does all
+// of its creates alone: together they would measure each other.
 func measureSequential(ctx context.Context, b *bench) ([]*result, error) {
 	res := newResult("sequential", fmt.Sprintf("%d creates one after the other: time to first output", b.opts.creates), "ms")
-	for range b.opts.creates {
-		for _, c := range b.able() {
+	for _, c := range b.able() {
+		for range b.opts.creates {
 			if err := oneFirst(ctx, c.first, res.of(c.name())); err != nil {
 				return nil, err
 			}
+		}
+		if err := c.settle(ctx); err != nil {
+			return nil, err
 		}
 	}
 	return []*result{res}, nil
@@ -241,8 +246,7 @@ func measureBurst(ctx context.Context, b *bench) ([]*result, error) {
 	return measureMany(ctx, b, "burst", "creates at once", 0)
 }
 
-// measureMany lets each contestant do all of its creates alone: together they
-// would measure each other.
+// measureMany starts creates whether or not those before are done.
 func measureMany(ctx context.Context, b *bench, name, what string, every time.Duration) ([]*result, error) {
 	res := newResult(name, fmt.Sprintf("%d %s: time to first output", b.opts.creates, what), "ms")
 	all := newResult(name, fmt.Sprintf("%d %s: until the last is gone again", b.opts.creates, what), "s")
@@ -276,6 +280,9 @@ func measureMany(ctx context.Context, b *bench, name, what string, every time.Du
 			return nil, ctx.Err()
 		}
 		all.of(c.name()).ok(time.Since(began).Seconds())
+		if err := c.settle(ctx); err != nil {
+			return nil, err
+		}
 	}
 	return []*result{res, all}, nil
 }

@@ -147,6 +147,8 @@ func (r *runsc) first(ctx context.Context) (time.Duration, error) {
 	return written + took, err
 }
 
+func (r *runsc) settle(context.Context) error { return nil }
+
 func (r *runsc) start(ctx context.Context) (machine, error) {
 	id := r.newID()
 	dir, err := r.bundle(id, idle(), bundleOptions{})
