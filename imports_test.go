@@ -13,7 +13,7 @@ import (
 // one has to be given its place.
 var layers = [][]string{
 	// The words everything is said in, and helpers of one idea each.
-	{"box", "api/...", "internal/x/cgroup", "internal/x/console", "internal/x/environ", "internal/x/erofs", "internal/x/filelock", "internal/x/testcount"},
+	{"box", "api/...", "internal/x/cgroup", "internal/x/console", "internal/x/environ", "internal/x/erofs", "internal/x/ext4", "internal/x/filelock", "internal/x/sparse", "internal/x/testcount"},
 	// What agents work in.
 	{"workspace", "workspace/workspacetest", "workspace/hostdir", "workspace/sandbox"},
 	// Agents.

@@ -20,7 +20,7 @@ var (
 
 const (
 	minMemory = 16 << 20
-	minDisk   = 1 << 20
+	minDisk   = 16 << 20 // the least that holds a file system with a journal
 	minCPUs   = 0.01
 	// maxString is what Linux takes as one argument or environment entry
 	// (MAX_ARG_STRLEN), without the terminating NUL.
@@ -123,7 +123,7 @@ func validateResources(s Spec) error {
 	case s.Memory < 0 || s.Memory > 0 && s.Memory < minMemory:
 		return fieldError("memory", "use at least 16 MiB, or 0 for the default of 2 GiB", "%d bytes are too little to boot", s.Memory)
 	case s.Disk < 0 || s.Disk > 0 && s.Disk < minDisk:
-		return fieldError("disk", "use at least 1 MiB, or 0 for the default", "%d bytes are too little for a disk", s.Disk)
+		return fieldError("disk", "use at least 16 MiB, or 0 for the default", "%d bytes are too little for a disk", s.Disk)
 	case s.Pids < 0 || s.Pids > 4<<20:
 		return fieldError("pids", "use 1 to 4194304, or 0 for the default of 1024", "%d is not a number of processes", s.Pids)
 	}

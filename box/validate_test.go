@@ -46,7 +46,7 @@ func TestSpecValidate(t *testing.T) {
 		{"tiny CPUs", Spec{CPUs: 0.001}, "cpus"},
 		{"little memory", Spec{Memory: 16<<20 - 1}, "memory"},
 		{"negative memory", Spec{Memory: -1}, "memory"},
-		{"little disk", Spec{Disk: 100}, "disk"},
+		{"little disk", Spec{Disk: 16<<20 - 1}, "disk"},
 		{"negative pids", Spec{Pids: -1}, "pids"},
 		{"env without =", Spec{Env: []string{"A"}}, "env"},
 		{"env without name", Spec{Env: []string{"=x"}}, "env"},

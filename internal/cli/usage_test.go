@@ -53,7 +53,7 @@ func TestUsage(t *testing.T) {
 		{"run -m 99999999999999t", "--memory|for example 512m"},
 		{"run -m 1k", "memory|at least 16 MiB"},
 		{"run --disk nan", "--disk|for example 512m"},
-		{"run --disk 1", "disk|at least 1 MiB"},
+		{"run --disk 15m", "disk|at least 16 MiB"},
 		{"run --cpus two", "--cpus|0.5 or 2"},
 		{"run --cpus 0", "--cpus|0.5 or 2"},
 		{"run --cpus NaN", "--cpus|0.5 or 2"},

@@ -9,7 +9,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/hutch-sandbox/hutch/box"
 	"github.com/hutch-sandbox/hutch/internal/engine"
+	"github.com/hutch-sandbox/hutch/internal/x/ext4"
 )
 
 // agentDir is where the guest agent lives in the box, in an overlay layer of
@@ -181,26 +181,19 @@ func diskLimitSupport() (how, why string) {
 	if _, err := os.Stat("/dev/loop-control"); err != nil {
 		return "", "this machine has no loop devices (/dev/loop-control)"
 	}
-	if _, err := mkfsPath(); err != nil {
+	if _, err := ext4.Mkfs(); err != nil {
 		return "", "mkfs.ext4 is missing (apt-get install e2fsprogs)"
 	}
 	return "an ext4 image file", ""
-}
-
-func mkfsPath() (string, error) {
-	for _, p := range []string{"/sbin/mkfs.ext4", "/usr/sbin/mkfs.ext4"} {
-		if _, err := os.Stat(p); err == nil {
-			return p, nil
-		}
-	}
-	return exec.LookPath("mkfs.ext4")
 }
 
 // mountImage mounts the ext4 file system in the file img, which it makes when
 // it is not there.
 func mountImage(ctx context.Context, img, dir, cache string, size int64) error {
 	if _, err := os.Stat(img); errors.Is(err, fs.ErrNotExist) {
-		if err := makeImage(ctx, img, cache, size); err != nil {
+		// A small journal: it is copied for each box.
+		blank := filepath.Join(cache, fmt.Sprintf("ext4-%d.img", size))
+		if err := ext4.Place(ctx, img, blank, size, "-i", "8192", "-J", "size=4"); err != nil {
 			return err
 		}
 	} else if err != nil {
@@ -222,99 +215,6 @@ func mountImage(ctx context.Context, img, dir, cache string, size int64) error {
 		return fmt.Errorf("mount %s: %w", img, err)
 	}
 	return nil
-}
-
-// makeImage makes a sparse file with an empty file system. It appears whole
-// or not at all. The file system is made once for each size and then copied,
-// which takes a few hundred KiB and no other program.
-func makeImage(ctx context.Context, img, cache string, size int64) error {
-	template := filepath.Join(cache, fmt.Sprintf("ext4-%d.img", size))
-	if _, err := os.Stat(template); errors.Is(err, fs.ErrNotExist) {
-		if err := makeTemplate(ctx, template, size); err != nil {
-			return err
-		}
-	} else if err != nil {
-		return err
-	}
-	tmp := img + ".new"
-	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if err := copySparse(template, tmp); err != nil {
-		_ = os.Remove(tmp)
-		return err
-	}
-	return os.Rename(tmp, img)
-}
-
-func makeTemplate(ctx context.Context, path string, size int64) error {
-	mkfs, err := mkfsPath()
-	if err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".ext4-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	err = f.Truncate(size)
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
-		return err
-	}
-	// Nothing is written that is zero anyway. No reserved blocks: the box's
-	// root is not the host's.
-	cmd := exec.CommandContext(ctx, mkfs, "-q", "-F", "-m", "0", "-b", "4096",
-		"-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0",
-		"-O", "^resize_inode", "-J", "size=4", f.Name())
-	cmd.Env = []string{"PATH=/sbin:/usr/sbin:/bin:/usr/bin", "MKE2FS_CONFIG=/dev/null"}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("mkfs.ext4: %w: %s", err, strings.TrimSpace(string(out)))
-	}
-	return os.Rename(f.Name(), path)
-}
-
-// copySparse copies a file and leaves its holes holes.
-func copySparse(from, to string) error {
-	src, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer src.Close()
-	fi, err := src.Stat()
-	if err != nil {
-		return err
-	}
-	dst, err := os.OpenFile(to, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	defer dst.Close()
-	if err := dst.Truncate(fi.Size()); err != nil {
-		return err
-	}
-	for at := int64(0); ; {
-		start, err := src.Seek(at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) {
-			return dst.Close()
-		}
-		if err != nil {
-			return err
-		}
-		end, err := src.Seek(start, unix.SEEK_HOLE)
-		if err != nil {
-			return err
-		}
-		if _, err := src.Seek(start, io.SeekStart); err != nil {
-			return err
-		}
-		if _, err := io.Copy(io.NewOffsetWriter(dst, start), io.LimitReader(src, end-start)); err != nil {
-			return err
-		}
-		at = end
-	}
 }
 
 // waitUnused waits until no loop device has the file any more. After a crash

@@ -14,6 +14,7 @@ import (
 
 	"github.com/hutch-sandbox/hutch/box"
 	"github.com/hutch-sandbox/hutch/internal/x/console"
+	"github.com/hutch-sandbox/hutch/internal/x/sparse"
 )
 
 // Files of a capture.
@@ -60,7 +61,7 @@ func openCapture(dir string) (*captured, error) {
 
 // placeDisk copies the captured disk into the new box's folder.
 func (c *captured) placeDisk(ctx context.Context, dir string) error {
-	if err := copySparse(ctx, filepath.Join(dir, diskFile), filepath.Join(c.dir, diskFile)); err != nil {
+	if err := sparse.Place(ctx, filepath.Join(dir, diskFile), filepath.Join(c.dir, diskFile)); err != nil {
 		return fmt.Errorf("restore: disk: %w", err)
 	}
 	return nil
@@ -145,7 +146,7 @@ func (c *captured) fill(ctx context.Context, hw *hardware, base *os.File) error 
 		return fmt.Errorf("memory: %w", err)
 	}
 	defer in.Close()
-	if err := copyInto(ctx, base, in, c.Memory); err != nil {
+	if err := sparse.Into(ctx, base, in); err != nil {
 		return fmt.Errorf("memory: %w", err)
 	}
 	return nil
@@ -182,7 +183,7 @@ func writeCapture(ctx context.Context, m *machine, p *vmProcess, dir string, of 
 	memory := filepath.Join(dir, memoryFile)
 	// What the machine started from never changes, so it is copied while the
 	// machine runs, and so is most of what it has changed.
-	if err := copyOpen(ctx, memory, p.base); err != nil {
+	if err := sparse.CopyOpen(ctx, memory, p.base); err != nil {
 		return fmt.Errorf("memory: %w", err)
 	}
 	// QEMU may run as somebody else, and only gets to see this one file.
@@ -223,7 +224,7 @@ func writeCapture(ctx context.Context, m *machine, p *vmProcess, dir string, of 
 	}
 	if of.disk != nil {
 		// By descriptor: the disk that the machine has, whatever its name is now.
-		if err := copyOpen(ctx, filepath.Join(dir, diskFile), of.disk); err != nil {
+		if err := sparse.CopyOpen(ctx, filepath.Join(dir, diskFile), of.disk); err != nil {
 			return fmt.Errorf("disk: %w", err)
 		}
 	}

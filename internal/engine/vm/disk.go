@@ -9,13 +9,12 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/hutch-sandbox/hutch/box"
+	"github.com/hutch-sandbox/hutch/internal/x/ext4"
 )
 
 // diskFile is the box's disk in its folder.
@@ -26,7 +25,7 @@ const diskFile = "disk.ext4"
 const defaultDisk = 10 << 30
 
 // minDisk is the smallest file system with a journal.
-const minDisk = 8 << 20
+const minDisk = 16 << 20
 
 // diskSize is the disk's size in bytes, in whole MiB.
 func diskSize(limit int64) int64 {
@@ -52,53 +51,19 @@ func openDisk(ctx context.Context, dir, cacheDir string, size int64) (*os.File, 
 	return f, nil
 }
 
-// makeDisk makes an empty ext4 file system by copying one that was made before.
+// makeDisk makes an empty file system by copying one that was made before.
 func makeDisk(ctx context.Context, file, cache string, size int64) error {
-	blank := filepath.Join(cache, fmt.Sprintf("blank-%d.ext4", size))
-	if _, err := os.Stat(blank); err != nil {
-		if err := makeBlank(ctx, blank, size); err != nil {
-			return err
-		}
+	if _, err := ext4.Mkfs(); err != nil {
+		return noMkfs()
 	}
-	tmp := file + ".new"
-	if err := copySparse(ctx, tmp, blank); err != nil {
-		_ = os.Remove(tmp)
-		return err
-	}
-	return os.Rename(tmp, file)
+	// Many small files are what boxes hold. The file system's own id is the same
+	// in all boxes, which never see each other's.
+	return ext4.Place(ctx, file, filepath.Join(cache, fmt.Sprintf("blank-%d.ext4", size)), size, "-i", "16384", "-L", "hutch")
 }
 
-// makeBlank makes an empty file system in a file. It is all lazy: the file
-// holds little more than the journal.
-func makeBlank(ctx context.Context, blank string, size int64) error {
-	mkfs, err := mkfsPath()
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Dir(blank), 0o700); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(filepath.Dir(blank), ".blank-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	err = f.Truncate(size)
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
-		return err
-	}
-	// Many small files are what boxes hold. Blocks that only root may use
-	// would be lost: everybody in a box is its root. The file system's own id
-	// is the same in all boxes, which never see each other's.
-	cmd := exec.CommandContext(ctx, mkfs, "-q", "-F", "-m", "0", "-I", "256", "-i", "16384",
-		"-L", "hutch", "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0", f.Name())
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("mkfs.ext4: %w: %s", err, strings.TrimSpace(string(out)))
-	}
-	return os.Rename(f.Name(), blank)
+// noMkfs is the error of a host that cannot make file systems.
+func noMkfs() error {
+	return &box.Error{Kind: box.Unsupported, Op: "boot", Object: "disk", Err: errors.New("mkfs.ext4 is missing"), Hint: installHint("e2fsprogs")}
 }
 
 // removeDisk removes the disk of a boot that did not come about.
@@ -108,54 +73,6 @@ func removeDisk(dir string) error {
 		return nil
 	}
 	return err
-}
-
-func mkfsPath() (string, error) {
-	for _, p := range []string{"/sbin/mkfs.ext4", "/usr/sbin/mkfs.ext4", "/opt/homebrew/opt/e2fsprogs/sbin/mkfs.ext4", "/usr/local/opt/e2fsprogs/sbin/mkfs.ext4"} {
-		if _, err := os.Stat(p); err == nil {
-			return p, nil
-		}
-	}
-	if p, err := exec.LookPath("mkfs.ext4"); err == nil {
-		return p, nil
-	}
-	return "", &box.Error{Kind: box.Unsupported, Op: "boot", Object: "disk", Err: errors.New("mkfs.ext4 is missing"), Hint: installHint("e2fsprogs")}
-}
-
-// copySparse copies a file to a new one: by sharing its blocks where the file
-// system can, else only what is not a hole.
-func copySparse(ctx context.Context, dst, src string) error {
-	in, err := os.Open(src)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	return copyOpen(ctx, dst, in)
-}
-
-// copyOpen is copySparse for a file that is open. It moves the file's offset.
-func copyOpen(ctx context.Context, dst string, in *os.File) error {
-	fi, err := in.Stat()
-	if err != nil {
-		return err
-	}
-	out, err := os.OpenFile(dst, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	err = copyInto(ctx, out, in, fi.Size())
-	if cerr := out.Close(); err == nil {
-		err = cerr
-	}
-	return err
-}
-
-// copyInto is copyOpen for a file that is there, and empty or all hole.
-func copyInto(ctx context.Context, out, in *os.File, size int64) error {
-	if cloneFile(out, in) == nil {
-		return nil
-	}
-	return copyData(ctx, out, in, size)
 }
 
 // copyAtMost copies what is in in, which must be no more than limit bytes.
@@ -171,46 +88,6 @@ func copyAtMost(out io.Writer, in io.Reader, limit int64) error {
 // something else in the place of.
 func openPlain(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-}
-
-// copyData copies the data between the holes.
-func copyData(ctx context.Context, out, in *os.File, size int64) error {
-	if err := out.Truncate(size); err != nil {
-		return err
-	}
-	for at := int64(0); at < size; {
-		start, err := unix.Seek(int(in.Fd()), at, seekData)
-		if errors.Is(err, unix.ENXIO) {
-			return nil // only a hole is left
-		}
-		if err != nil {
-			start = at // this file system does not tell holes
-		}
-		end, err := unix.Seek(int(in.Fd()), start, seekHole)
-		if err != nil {
-			end = size
-		}
-		const piece = 8 << 20
-		for start < end {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			n := min(piece, end-start)
-			// On Linux this is copy_file_range, within the kernel.
-			if _, err := in.Seek(start, io.SeekStart); err != nil {
-				return err
-			}
-			if _, err := out.Seek(start, io.SeekStart); err != nil {
-				return err
-			}
-			if _, err := io.CopyN(out, in, n); err != nil {
-				return err
-			}
-			start += n
-		}
-		at = end
-	}
-	return nil
 }
 
 // diskUsage is what the disk takes on the host, in bytes; -1 if unknown.

@@ -25,7 +25,6 @@ var (
 	ParseVersion   = parseVersion
 	InstallCommand = installCommand
 	DescribeEnd    = describeEnd
-	CopySparse     = copySparse
 	MemorySize     = memorySize
 )
 

@@ -14,6 +14,7 @@ import (
 	"github.com/hutch-sandbox/hutch/internal/engine"
 	"github.com/hutch-sandbox/hutch/internal/vmboot"
 	"github.com/hutch-sandbox/hutch/internal/x/filelock"
+	"github.com/hutch-sandbox/hutch/internal/x/sparse"
 )
 
 // imageTemplate is the template of new boxes that have an image, a size and a
@@ -88,7 +89,7 @@ func (t *imageTemplate) try(ctx context.Context, m *machine, cfg *engine.Config,
 		return err
 	}
 	disk := filepath.Join(state, diskFile)
-	if err := copySparse(ctx, disk, filepath.Join(dir, diskFile)); err != nil {
+	if err := sparse.Copy(ctx, disk, filepath.Join(dir, diskFile)); err != nil {
 		return fmt.Errorf("trial: disk: %w", err)
 	}
 	if trial.hw.disk, err = os.OpenFile(disk, os.O_RDWR, 0); err != nil {

@@ -23,6 +23,7 @@ import (
 	"github.com/hutch-sandbox/hutch/internal/engine"
 	"github.com/hutch-sandbox/hutch/internal/engine/vm/kernel"
 	"github.com/hutch-sandbox/hutch/internal/x/console"
+	"github.com/hutch-sandbox/hutch/internal/x/ext4"
 )
 
 // trialTime is how long a kernel may take to boot behind an accelerator before
@@ -81,8 +82,8 @@ func (e *Engine) lookUp(ctx context.Context, cacheDir string) (*host, error) {
 	if h.program, err = findQEMU(); err != nil {
 		return nil, err
 	}
-	if _, err := mkfsPath(); err != nil {
-		return nil, err
+	if _, err := ext4.Mkfs(); err != nil {
+		return nil, noMkfs()
 	}
 	if h.kernel, err = Kernels(cacheDir).Selected(); err != nil {
 		return nil, err

@@ -122,6 +122,7 @@ func (e *Engine) template(ctx context.Context, m *machine, cfg *engine.Config) (
 // when it was made and tried. The caller has the lock.
 func publish(dir string, create func(tmp, made string) error) error {
 	root := filepath.Dir(dir)
+	prune(root)
 	tmp, err := os.MkdirTemp(root, ".new-")
 	if err != nil {
 		return err
@@ -134,11 +135,7 @@ func publish(dir string, create func(tmp, made string) error) error {
 	if err := create(tmp, made); err != nil {
 		return err
 	}
-	if err := os.Rename(made, dir); err != nil {
-		return err
-	}
-	prune(root)
-	return nil
+	return os.Rename(made, dir)
 }
 
 // makeTemplate boots a machine without disks or network and captures it.
@@ -232,7 +229,8 @@ func (m *machine) try(ctx context.Context, cfg *engine.Config, dir, state string
 }
 
 // prune removes the templates that nobody can use any more, and of the others
-// those that were used longest ago.
+// those that were used longest ago, so that there is room for one more. The
+// caller has the lock.
 func prune(root string) {
 	entries, err := os.ReadDir(root)
 	if err != nil {
@@ -250,10 +248,7 @@ func prune(root string) {
 		}
 		path := filepath.Join(root, e.Name())
 		if strings.HasPrefix(e.Name(), ".") {
-			// Left by a process that died; the lock says that none is at it.
-			if time.Since(info.ModTime()) > time.Hour {
-				_ = os.RemoveAll(path)
-			}
+			_ = os.RemoveAll(path) // left by a process that died: who makes one has the lock
 			continue
 		}
 		c, err := openCapture(path)
@@ -267,7 +262,7 @@ func prune(root string) {
 		all = append(all, template{path, info.ModTime()})
 	}
 	slices.SortFunc(all, func(a, b template) int { return b.used.Compare(a.used) })
-	for _, t := range all[min(len(all), maxTemplates):] {
+	for _, t := range all[min(len(all), maxTemplates-1):] {
 		_ = os.RemoveAll(t.path)
 	}
 }

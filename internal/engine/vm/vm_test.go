@@ -3,9 +3,6 @@
 package vm_test
 
 import (
-	"bytes"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -126,35 +123,5 @@ func TestParseMapping(t *testing.T) {
 		if ok != tt.ok || ok && inode != tt.inode {
 			t.Errorf("%q gives %d, %v", tt.line, inode, ok)
 		}
-	}
-}
-
-// TestCopySparse: holes stay holes, and everything else is the same.
-func TestCopySparse(t *testing.T) {
-	dir := t.TempDir()
-	src, dst := filepath.Join(dir, "a"), filepath.Join(dir, "b")
-	f, err := os.Create(src)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	for _, at := range []int64{0, 1 << 20, 5<<20 + 4096} {
-		if _, err := f.WriteAt([]byte("data"), at); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := f.Truncate(9 << 20); err != nil {
-		t.Fatal(err)
-	}
-	if err := vm.CopySparse(t.Context(), dst, src); err != nil {
-		t.Fatal(err)
-	}
-	a, _ := os.ReadFile(src)
-	b, _ := os.ReadFile(dst)
-	if !bytes.Equal(a, b) {
-		t.Error("the copy differs")
-	}
-	if err := vm.CopySparse(t.Context(), dst, src); err == nil {
-		t.Error("a file was overwritten")
 	}
 }
