@@ -107,20 +107,15 @@ func TestVM(t *testing.T) {
 // its own. A template that is broken is in nobody's way.
 func TestImageTemplate(t *testing.T) {
 	realengine.Need(t, "vm")
-	h := vmHome(t)
+	h := newHome(t)
 	h.engine = "vm"
-	// Other homes share the folder. An image's file is its home's own.
-	templates := func() (paths []string) {
-		all, err := filepath.Glob(filepath.Join(h.dir, "cache", "vm", "templates", "*", "machine.json"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, path := range all {
-			if data, err := os.ReadFile(path); err == nil && bytes.Contains(data, []byte(h.dir+"/")) {
-				paths = append(paths, filepath.Dir(path))
-			}
-		}
-		return paths
+	// A folder of templates of its own: in the shared one, others replace them.
+	shared, own := filepath.Join(realengine.Cache(t), "vm"), filepath.Join(h.dir, "cache", "vm")
+	if err := os.MkdirAll(own, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(shared, "kernels"), filepath.Join(own, "kernels")); err != nil {
+		t.Fatal(err)
 	}
 	const canary = "zqtemplatecanary"
 	create := func(args ...string) { // small, since all of it is searched
@@ -131,12 +126,11 @@ func TestImageTemplate(t *testing.T) {
 	if out := h.ok(t, "exec", "first", "sh", "-c", "hostname; echo $CANARY; echo "+canary+" > /root/f; cat /proc/sys/kernel/random/boot_id; sync"); !strings.HasPrefix(out, canary+"host\n"+canary+"\n") {
 		t.Fatalf("the first box says %q", out)
 	}
-	all := templates()
-	if len(all) != 1 {
-		t.Fatalf("the first box left the templates %q", all)
+	all, err := filepath.Glob(filepath.Join(own, "templates", "*", "disk.ext4"))
+	if err != nil || len(all) != 1 {
+		t.Fatalf("the first box left the templates %q, %v", all, err)
 	}
-	made := all[0]
-	defer os.RemoveAll(made)
+	made := filepath.Dir(all[0])
 	for _, part := range []string{"memory", "disk.ext4"} {
 		data, err := os.ReadFile(filepath.Join(made, part))
 		if err != nil {

@@ -39,9 +39,12 @@ import (
 // in the longer way. Nothing of a template is synced to the disk, so none is
 // used after the host has started anew.
 
-// maxTemplates is how many are kept. Each takes about as much as a kernel that
-// has just booted, some 100 MB.
-const maxTemplates = 8
+// How many of each kind are kept. Each takes about as much as a kernel that has
+// just booted, some 100 MB.
+const (
+	maxKernelTemplates = 4
+	maxImageTemplates  = 8
+)
 
 // key names everything that two machines must have in common to take each
 // other's state.
@@ -229,8 +232,8 @@ func (m *machine) try(ctx context.Context, cfg *engine.Config, dir, state string
 }
 
 // prune removes the templates that nobody can use any more, and of the others
-// those that were used longest ago, so that there is room for one more. The
-// caller has the lock.
+// those that were used longest ago, so that there is room for one more of each
+// kind. The caller has the lock.
 func prune(root string) {
 	entries, err := os.ReadDir(root)
 	if err != nil {
@@ -240,7 +243,7 @@ func prune(root string) {
 		path string
 		used time.Time
 	}
-	var all []template
+	var kernels, images []template
 	for _, e := range entries {
 		info, err := e.Info()
 		if err != nil || !e.IsDir() {
@@ -259,12 +262,20 @@ func prune(root string) {
 			_ = os.RemoveAll(path)
 			continue
 		}
-		all = append(all, template{path, info.ModTime()})
+		if c.Template {
+			kernels = append(kernels, template{path, info.ModTime()})
+		} else {
+			images = append(images, template{path, info.ModTime()})
+		}
 	}
-	slices.SortFunc(all, func(a, b template) int { return b.used.Compare(a.used) })
-	for _, t := range all[min(len(all), maxTemplates-1):] {
-		_ = os.RemoveAll(t.path)
+	keep := func(all []template, most int) {
+		slices.SortFunc(all, func(a, b template) int { return b.used.Compare(a.used) })
+		for _, t := range all[min(len(all), most-1):] {
+			_ = os.RemoveAll(t.path)
+		}
 	}
+	keep(kernels, maxKernelTemplates)
+	keep(images, maxImageTemplates)
 }
 
 // newIdentity is an identity that no machine has had.
