@@ -258,7 +258,7 @@ func (e *Engine) boot(ctx context.Context, cfg engine.Config, from string) (engi
 			}
 			// It worked once. What is wrong now, the next box must not meet.
 			con.Note("the image's template does not work: " + err.Error())
-			if err := errors.Join(like.discard(), removeDisk(cfg.DiskDir)); err != nil {
+			if err := errors.Join(os.RemoveAll(like.dir), os.RemoveAll(filepath.Join(cfg.DiskDir, diskFile))); err != nil {
 				return nil, err
 			}
 			con = console.New(cfg.Console, console.Limit)

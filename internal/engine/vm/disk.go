@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hutch-sandbox/hutch/box"
 	"github.com/hutch-sandbox/hutch/internal/x/ext4"
 )
 
@@ -40,7 +39,10 @@ func openDisk(ctx context.Context, dir, cacheDir string, size int64) (*os.File, 
 	file := filepath.Join(dir, diskFile)
 	f, err := os.OpenFile(file, os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err := makeDisk(ctx, file, filepath.Join(Dir(cacheDir), "disks"), size); err != nil {
+		// Many small files are what boxes hold. The file system's own id is the
+		// same in all boxes, which never see each other's.
+		blank := filepath.Join(Dir(cacheDir), "disks", fmt.Sprintf("blank-%d.ext4", size))
+		if err := ext4.Place(ctx, file, blank, size, "-i", "16384", "-L", "hutch"); err != nil {
 			return nil, fmt.Errorf("disk: %w", err)
 		}
 		f, err = os.OpenFile(file, os.O_RDWR, 0)
@@ -49,30 +51,6 @@ func openDisk(ctx context.Context, dir, cacheDir string, size int64) (*os.File, 
 		return nil, fmt.Errorf("disk: %w", err)
 	}
 	return f, nil
-}
-
-// makeDisk makes an empty file system by copying one that was made before.
-func makeDisk(ctx context.Context, file, cache string, size int64) error {
-	if _, err := ext4.Mkfs(); err != nil {
-		return noMkfs()
-	}
-	// Many small files are what boxes hold. The file system's own id is the same
-	// in all boxes, which never see each other's.
-	return ext4.Place(ctx, file, filepath.Join(cache, fmt.Sprintf("blank-%d.ext4", size)), size, "-i", "16384", "-L", "hutch")
-}
-
-// noMkfs is the error of a host that cannot make file systems.
-func noMkfs() error {
-	return &box.Error{Kind: box.Unsupported, Op: "boot", Object: "disk", Err: errors.New("mkfs.ext4 is missing"), Hint: installHint("e2fsprogs")}
-}
-
-// removeDisk removes the disk of a boot that did not come about.
-func removeDisk(dir string) error {
-	err := os.Remove(filepath.Join(dir, diskFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
 }
 
 // copyAtMost copies what is in in, which must be no more than limit bytes.

@@ -99,6 +99,3 @@ func (t *imageTemplate) try(ctx context.Context, m *machine, cfg *engine.Config,
 	trial.hw.image, trial.hw.modules = m.hw.image, m.hw.modules
 	return trial.try(ctx, cfg, dir, state, vmboot.Message{Adopt: &vmboot.Adopt{Identity: newIdentity(t.agent)}})
 }
-
-// discard removes a template that did not work.
-func (t *imageTemplate) discard() error { return os.RemoveAll(t.dir) }

@@ -73,7 +73,6 @@ const (
 // which writes nearly all of it, and once the process is stopped, which has to
 // write little then and mostly compares.
 type differ struct {
-	pid     int
 	regions []region
 	pagemap *os.File
 	mem     *os.File
@@ -89,7 +88,7 @@ func newDiffer(pid int, base *os.File, memory string) (_ *differ, err error) {
 	if err := unix.Fstat(int(base.Fd()), &st); err != nil {
 		return nil, err
 	}
-	d := &differ{pid: pid, page: int64(os.Getpagesize()), empty: st.Blocks == 0}
+	d := &differ{page: int64(os.Getpagesize()), empty: st.Blocks == 0}
 	defer func() {
 		if err != nil {
 			d.close()
@@ -131,7 +130,7 @@ func (d *differ) close() error {
 // copyRunning copies the changed pages of a process that may go on to change
 // them: which were changed meanwhile, update finds.
 func (d *differ) copyRunning(ctx context.Context) error {
-	c := d.copier(func(b []byte, off int64) error { return d.write(b, off) })
+	c := d.copier(d.write)
 	for _, r := range d.regions {
 		if err := c.copy(ctx, r); err != nil {
 			return err

@@ -83,7 +83,7 @@ func (e *Engine) lookUp(ctx context.Context, cacheDir string) (*host, error) {
 		return nil, err
 	}
 	if _, err := ext4.Mkfs(); err != nil {
-		return nil, noMkfs()
+		return nil, &box.Error{Kind: box.Unsupported, Op: "boot", Object: "disk", Err: errors.New("mkfs.ext4 is missing"), Hint: installHint("e2fsprogs")}
 	}
 	if h.kernel, err = Kernels(cacheDir).Selected(); err != nil {
 		return nil, err

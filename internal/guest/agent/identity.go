@@ -10,8 +10,7 @@ import (
 )
 
 // identity is what tells this machine from copies of it, and what belongs to
-// its owner alone. It is replaced as a
-// whole.
+// its owner alone. It is replaced as a whole.
 type identity struct {
 	open   bool // a token was given
 	token  [sha256.Size]byte
