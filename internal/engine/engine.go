@@ -171,7 +171,7 @@ type Instance interface {
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
 	// Capture writes the machine as it is at one moment, memory and disk, to the
-	// empty folder dir, for Engine.Restore. The machine goes on afterwards, or
+	// empty folder dir, which no other user may enter, for Engine.Restore. The machine goes on afterwards, or
 	// stays paused if it was. Frames that are under way on the link belong to
 	// neither.
 	Capture(ctx context.Context, dir string) error

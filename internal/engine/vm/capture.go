@@ -28,7 +28,7 @@ const (
 // that QEMU could check it by.
 type manifest struct {
 	Version  int    `json:"version"`
-	Hardware string `json:"hardware"` // see hardwareKey
+	Hardware string `json:"hardware"` // see machine.key
 	Memory   int64  `json:"memory"`
 	Template bool   `json:"template"` // it waits for its plan, and has no disks yet
 	// Image is the image's file, for a template of an image: of no use when that
@@ -186,9 +186,11 @@ func writeCapture(ctx context.Context, m *machine, p *vmProcess, dir string, of 
 	if err := sparse.CopyOpen(ctx, memory, p.base); err != nil {
 		return fmt.Errorf("memory: %w", err)
 	}
-	// QEMU may run as somebody else, and only gets to see this one file.
-	if err := os.Chmod(memory, 0o644); err != nil {
-		return fmt.Errorf("memory: %w", err)
+	if m.hw.shared {
+		// QEMU opens it itself, as somebody else, and gets to see only this file.
+		if err := os.Chmod(memory, 0o644); err != nil {
+			return fmt.Errorf("memory: %w", err)
+		}
 	}
 	diff, err := newDiffer(p.cmd.Process.Pid, p.base, memory)
 	if err != nil {
