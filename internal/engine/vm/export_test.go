@@ -26,6 +26,8 @@ var (
 	InstallCommand = installCommand
 	DescribeEnd    = describeEnd
 	MemorySize     = memorySize
+	Prune          = prune
+	SinceBoot      = sinceBoot
 )
 
 // Try boots a kernel with nothing to run behind an accelerator.

@@ -3,8 +3,13 @@
 package vm_test
 
 import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hutch-sandbox/hutch/box"
 	"github.com/hutch-sandbox/hutch/internal/engine/vm"
@@ -123,5 +128,52 @@ func TestParseMapping(t *testing.T) {
 		if ok != tt.ok || ok && inode != tt.inode {
 			t.Errorf("%q gives %d, %v", tt.line, inode, ok)
 		}
+	}
+}
+
+// Of the templates go those of another boot of the host, of images that are
+// gone, and that were never finished; and of each kind those that were used
+// longest ago, so that one more has room.
+func TestPrune(t *testing.T) {
+	root := t.TempDir()
+	image := filepath.Join(root, "image")
+	if err := os.WriteFile(image, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	age := time.Now()
+	add := func(name, manifest string) {
+		t.Helper()
+		dir := filepath.Join(root, name)
+		age = age.Add(-time.Minute) // each was used before the one above
+		err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "machine.json"), []byte(manifest), 0o600), os.Chtimes(dir, age, age))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	now := vm.SinceBoot()
+	for n := range 5 {
+		add(fmt.Sprintf("%skernel%d", now, n), `{"version":1,"template":true}`)
+	}
+	for n := range 9 {
+		add(fmt.Sprintf("%simage%d", now, n), fmt.Sprintf(`{"version":1,"image":%q}`, image))
+	}
+	add("00000000-kernel", `{"version":1,"template":true}`)
+	add(now+"gone", `{"version":1,"image":"/nowhere/image"}`)
+	add(now+"broken", `{`)
+	add(".new-1", `{}`)
+	vm.Prune(root)
+	var left []string
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			left = append(left, strings.TrimPrefix(e.Name(), now))
+		}
+	}
+	want := "image0 image1 image2 image3 image4 image5 image6 kernel0 kernel1 kernel2"
+	if got := strings.Join(left, " "); got != want {
+		t.Errorf("left are %s, want %s", got, want)
 	}
 }

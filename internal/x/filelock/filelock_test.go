@@ -35,3 +35,21 @@ func TestLock(t *testing.T) {
 		t.Errorf("after it was given back: %v", err)
 	}
 }
+
+// Who does not wait is told that somebody has the lock, and gets it afterwards.
+func TestTryLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	first, err := filelock.TryLock(path)
+	if err != nil || first == nil {
+		t.Fatalf("a free lock: %v, %v", first, err)
+	}
+	if second, err := filelock.TryLock(path); err != nil || second != nil {
+		t.Errorf("a lock that somebody has: %v, %v", second, err)
+	}
+	first.Close()
+	third, err := filelock.TryLock(path)
+	if err != nil || third == nil {
+		t.Fatalf("a lock that was given back: %v, %v", third, err)
+	}
+	third.Close()
+}
